@@ -1,0 +1,24 @@
+// TMA descriptors, encoded on the host for each launch.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace moe_ext {
+
+/// One dimension of a tensor as TMA walks it, innermost first.
+struct TensorMapDim {
+  std::uint64_t size;          // elements
+  std::uint64_t stride_bytes;  // from one index to the next; ignored for the innermost, which is dense
+  std::uint32_t box;           // elements loaded at a time
+};
+
+/// A descriptor for loads in the 128-byte swizzle with zeros outside the tensor.
+template <int kRank>
+CUtensorMap make_tensor_map(CUtensorMapDataType type, void const* base, TensorMapDim const (&dims)[kRank]);
+
+extern template CUtensorMap make_tensor_map<2>(CUtensorMapDataType, void const*, TensorMapDim const (&)[2]);
+extern template CUtensorMap make_tensor_map<3>(CUtensorMapDataType, void const*, TensorMapDim const (&)[3]);
+
+}  // namespace moe_ext

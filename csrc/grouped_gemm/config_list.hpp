@@ -1,0 +1,63 @@
+// All rows of configs.def: their tag types, and the list as CSV, which Python and the library compare.
+#pragma once
+
+#include <iterator>
+#include <string>
+
+#include "grouped_gemm/config.hpp"
+
+#include "grouped_gemm/configs.def"
+
+namespace moe_ext::grouped_gemm {
+
+#undef MOE_EXT_CONFIG
+#define MOE_EXT_CONFIG(id_, ...) configs::id_::value,
+/// Index in this list = index of the kernel.
+inline constexpr Config kConfigs[] = {
+#include "grouped_gemm/configs.def"
+};
+#undef MOE_EXT_CONFIG
+
+inline constexpr int kNumConfigs = static_cast<int>(std::size(kConfigs));
+
+constexpr std::string_view name(OperandOrder order) {
+  return order == OperandOrder::SwapAB ? "SwapAB" : "Plain";
+}
+
+constexpr std::string_view name(Dtype dtype) {
+  return dtype == Dtype::BF16 ? "BF16" : "FP8";
+}
+
+constexpr std::string_view name(Accumulate accumulate) {
+  switch (accumulate) {
+    case Accumulate::FP32:
+      return "FP32";
+    case Accumulate::Promoted:
+      return "Promoted";
+    case Accumulate::Fast:
+      return "Fast";
+  }
+  return "";
+}
+
+/// A header line, then one line a kernel.
+inline std::string configs_csv() {
+  std::string csv =
+      "id,order,dtype,accumulate,tile_weights,tile_tokens,stages,mma_warp_groups,cluster,ctas_per_sm\n";
+  for (Config const& config : kConfigs) {
+    csv.append(config.id).append(",").append(name(config.order)).append(",").append(name(config.dtype));
+    csv.append(",").append(name(config.accumulate));
+    for (int const value : {config.tile_weights,
+                            config.tile_tokens,
+                            config.stages,
+                            config.mma_warp_groups,
+                            config.cluster,
+                            config.ctas_per_sm}) {
+      csv.append(",").append(std::to_string(value));
+    }
+    csv.append("\n");
+  }
+  return csv;
+}
+
+}  // namespace moe_ext::grouped_gemm

@@ -1,0 +1,15 @@
+// The one function every compiled kernel exports; no torch and no CuTe in sight.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "grouped_gemm/config.hpp"
+#include "grouped_gemm/params.hpp"
+
+namespace moe_ext::grouped_gemm {
+
+/// Enqueues the kernel of `ConfigTag` on `stream`. Throws std::runtime_error if the driver refuses.
+template <class ConfigTag>
+void launch(Params const& params, cudaStream_t stream);
+
+}  // namespace moe_ext::grouped_gemm

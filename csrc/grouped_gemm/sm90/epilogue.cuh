@@ -1,0 +1,145 @@
+// Accumulators to memory: scale, round, turn through shared memory where tokens sit on N, store 16 bytes a thread.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cute/arch/copy_sm90.hpp>
+#include <cutlass/arch/barrier.h>
+
+#include "grouped_gemm/params.hpp"
+#include "grouped_gemm/sm90/mainloop.cuh"
+
+namespace moe_ext::grouped_gemm {
+
+struct EpilogueParams {
+  void* out;                    // (num_rows, n)
+  std::int64_t out_row_stride;  // elements
+  int n;
+  OutDtype out_dtype;
+};
+
+/// Named barriers; 0 is __syncthreads.
+enum class NamedBarrier : unsigned {
+  kStaging = 1,  // one per mma warp group: kStaging + warp group
+};
+
+template <class ConfigTag>
+struct Epilogue {
+  using T = Traits<ConfigTag>;
+  static constexpr int kChunk = 64;  // tokens x weights turned at a time: 128-byte rows of bf16
+  static constexpr int kChunksN = (T::kMaxTileN + kChunk - 1) / kChunk;
+  static_assert(T::kMaxTileN % kChunk == 0 || T::kMaxTileN == 16 || T::kMaxTileN == 32,
+                "accumulator columns are turned over in whole chunks or in one");
+
+  /// Per warp group: (kChunk tokens, kChunk weights) bf16, 16-byte pieces swizzled by the token's low bits so
+  /// that neither stmatrix nor the 16-byte reads meet a bank conflict.
+  struct SharedStorage {
+    alignas(128) unsigned char staging[T::kConfig.mma_warp_groups][kChunk * kChunk * 2];
+  };
+
+  EpilogueParams const& params;
+  SharedStorage& storage;
+  int warp_group;
+  int thread;  // within the warp group
+
+  /// Stores the tile's rows below `token_end` and weights below n, times `scale`.
+  __device__ void store(Accumulators<ConfigTag> const& acc, Tile const& tile, int weight_tile, float scale) const {
+    int const tile_weight = weight_tile * T::kConfig.tile_weights;
+    int const used_n = T::kSwapped ? tile.token_width : T::kConfig.tile_weights;
+#pragma unroll
+    for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+      int const row_m = (warp_group * T::kBlocksM + block_m) * T::kBlockM;
+#pragma unroll
+      for (int chunk = 0; chunk < kChunksN; ++chunk) {
+        int const column = chunk * kChunk;
+        int const token = tile.token_begin + (T::kSwapped ? column : row_m);
+        int const weight = tile_weight + (T::kSwapped ? row_m : column);
+        if (column < used_n && token < tile.token_end && weight < params.n) {
+          constexpr int kValues = (T::kMaxTileN < kChunk ? T::kMaxTileN : kChunk) / 2;
+          float const(&values)[kValues] =
+              reinterpret_cast<float const(&)[kValues]>(acc.value[block_m][column / 2]);
+          if (params.out_dtype == OutDtype::BF16) {
+            store_bf16(values, token, tile.token_end, weight, scale);
+          } else {
+            store_fp32(values, token, tile.token_end, weight, scale);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  template <int kValues>
+  __device__ void store_bf16(float const (&values)[kValues], int token, int token_end, int weight, float scale) const {
+    unsigned char* staging = storage.staging[warp_group];
+    barrier();  // the previous chunk has been read
+    int const warp = thread / 32;
+    int const lane = thread % 32;
+    int const matrix = lane / 8;  // which of stmatrix's four 8x8 blocks this lane addresses
+#pragma unroll
+    for (int j = 0; j < kValues / 4; j += 2) {  // two 8-column blocks at a time
+      if (T::kSwapped && token + 8 * j >= token_end) {
+        break;
+      }
+      float const* v = values + 4 * j;
+      unsigned const r0 = pack(v[0] * scale, v[1] * scale);
+      unsigned const r1 = pack(v[2] * scale, v[3] * scale);
+      unsigned const r2 = pack(v[4] * scale, v[5] * scale);
+      unsigned const r3 = pack(v[6] * scale, v[7] * scale);
+      int const m_row = warp * 16 + (matrix % 2) * 8;  // of the 64-row block
+      int const n_row = (j + matrix / 2) * 8;          // of the 64-column chunk
+      int const token_row = (T::kSwapped ? n_row : m_row) + lane % 8;
+      int const piece = (T::kSwapped ? m_row : n_row) / 8;
+      auto& row = *reinterpret_cast<cute::uint128_t*>(staging + staging_offset(token_row, piece));
+      if constexpr (T::kSwapped) {
+        cute::SM90_U16x8_STSM_T::copy(r0, r1, r2, r3, row);
+      } else {
+        cute::SM90_U32x4_STSM_N::copy(r0, r1, r2, r3, row);
+      }
+    }
+    barrier();
+    constexpr int kPieces = kChunk / 8;
+    auto* out = static_cast<__nv_bfloat16*>(params.out);
+    int const piece = thread % kPieces;
+#pragma unroll
+    for (int i = 0; i < kChunk * kPieces / 128; ++i) {
+      int const row = thread / kPieces + i * (128 / kPieces);
+      if (token + row < token_end && weight + piece * 8 < params.n) {
+        auto const value = *reinterpret_cast<uint4 const*>(staging + staging_offset(row, piece));
+        *reinterpret_cast<uint4*>(out + (token + row) * params.out_row_stride + weight + piece * 8) = value;
+      }
+    }
+  }
+
+  template <int kValues>
+  __device__ void store_fp32(float const (&values)[kValues], int token, int token_end, int weight, float scale) const {
+    auto* out = static_cast<float*>(params.out);
+    int const m = thread / 32 * 16 + thread % 32 / 4;
+    int const n = thread % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      int const row_m = m + (i % 4 / 2) * 8;
+      int const row_n = n + i / 4 * 8 + i % 2;
+      int const row_token = token + (T::kSwapped ? row_n : row_m);
+      int const column = weight + (T::kSwapped ? row_m : row_n);
+      if (row_token < token_end && column < params.n) {
+        out[row_token * params.out_row_stride + column] = values[i] * scale;
+      }
+    }
+  }
+
+  __device__ void barrier() const {
+    cutlass::arch::NamedBarrier::sync(128, static_cast<unsigned>(NamedBarrier::kStaging) + warp_group);
+  }
+
+  __device__ static int staging_offset(int token_row, int piece) {
+    return token_row * kChunk * 2 + ((piece ^ (token_row % 8)) * 16);
+  }
+
+  __device__ static unsigned pack(float low, float high) {
+    __nv_bfloat162 const pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<unsigned const&>(pair);
+  }
+};
+
+}  // namespace moe_ext::grouped_gemm

@@ -1,0 +1,197 @@
+// The persistent kernel: one load warp feeds a ring of stages, the mma warp groups drain it.
+//
+//  who                        waits on                        for
+//  load warp                  the previous kernel (PDL)       offsets and `a`; with offs_ready only for `a`
+//  load warp                  empty[s]                        every mma warp of the cluster to have read s
+//  mma warps                  full[s]                         tile info and both operands of stage s
+//  mma warp group             named barrier kStaging + wg     its own staging buffer to turn over
+//  all threads of a cluster   cluster barrier, start and end  peers' barriers to exist; peers to be done
+//
+// The mma warps read nothing that a previous kernel may have written except through full[s], which the load
+// warp completes after its own wait; so they need no wait of their own. The same holds for what they write.
+#pragma once
+
+#include <cute/arch/cluster_sm90.hpp>
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "grouped_gemm/sm90/epilogue.cuh"
+#include "grouped_gemm/sm90/mainloop.cuh"
+#include "grouped_gemm/sm90/ring.cuh"
+#include "grouped_gemm/sm90/tile_scheduler.cuh"
+
+namespace moe_ext::grouped_gemm {
+
+struct KernelParams {
+  TensorMaps maps;
+  EpilogueParams epilogue;
+  int const* offs;
+  float const* scale_a;
+  float const* scale_b;
+  std::int64_t scale_b_stride;
+  int num_groups;
+  int num_rows;
+  int weight_steps;
+  int k_tiles;
+  int offs_ready;
+};
+
+template <class ConfigTag>
+struct Kernel {
+  using T = Traits<ConfigTag>;
+  static constexpr Config kConfig = T::kConfig;
+  using Scheduler = TileScheduler<ConfigTag>;
+  using Load = MainloopLoad<ConfigTag>;
+  using State = RingState<kConfig.stages>;
+
+  struct SharedStorage {
+    Ring<ConfigTag> ring;
+    typename Epilogue<ConfigTag>::SharedStorage epilogue;
+  };
+  static constexpr int kSharedBytes = sizeof(SharedStorage);
+  static_assert((kSharedBytes + 1024) * kConfig.ctas_per_sm <= 228 * 1024,
+                "co-resident CTAs share 228 KiB of shared memory, 1 KiB of it reserved for each");
+
+  __device__ static void run(KernelParams const& params, SharedStorage& storage) {
+    int const warp = threadIdx.x / 32;
+    int const cta_rank = kConfig.cluster == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
+    if (threadIdx.x == 0) {
+      storage.ring.init();
+      cutlass::arch::fence_barrier_init();
+    }
+    if constexpr (kConfig.cluster == 1) {
+      __syncthreads();
+    } else {
+      cute::cluster_sync();
+    }
+    if (warp < 4) {
+      cutlass::arch::warpgroup_reg_dealloc<T::kLoadRegisters>();
+      if (warp == 0) {
+        load(params, storage.ring, cta_rank);
+      }
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<T::kMmaRegisters>();
+      multiply(params, storage, cta_rank);
+    }
+    if constexpr (kConfig.cluster > 1) {
+      cute::cluster_sync();  // a peer may still arrive on this CTA's barriers
+    }
+  }
+
+ private:
+  __device__ static void load(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
+    bool const leader = threadIdx.x == 0;
+    Load const loader{params.maps, ring, cta_rank};
+    if (!params.offs_ready) {
+      cudaGridDependencySynchronize();
+    }
+    Scheduler scheduler(params.offs,
+                        params.num_groups,
+                        params.num_rows,
+                        params.weight_steps,
+                        blockIdx.x / kConfig.cluster,
+                        gridDim.x / kConfig.cluster);
+    Tile tile = scheduler.next();
+    State state;
+    int k_tile = 0;
+    auto const advance = [&] {
+      state.advance();
+      if (++k_tile == params.k_tiles) {
+        k_tile = 0;
+        tile = scheduler.next();
+      }
+    };
+
+    if (params.offs_ready) {
+      // Fill the ring with weights, which no running kernel writes; then wait, then add the tokens.
+      int filled = 0;
+      for (; filled < kConfig.stages && tile.group >= 0; ++filled) {
+        if (leader) {
+          loader.load_weights(filled, {tile, k_tile});
+        }
+        advance();
+      }
+      cudaGridDependencySynchronize();
+      if (leader) {
+        for (int stage = 0; stage < filled; ++stage) {
+          loader.load_tokens(stage, ring.info[stage]);
+        }
+      }
+    }
+    cudaTriggerProgrammaticLaunchCompletion();
+
+    while (tile.group >= 0) {
+      ring.empty[state.stage].wait(state.phase ^ 1);
+      if (leader) {
+        StageInfo const info{tile, k_tile};
+        loader.load_weights(state.stage, info);
+        loader.load_tokens(state.stage, info);
+      }
+      advance();
+    }
+    ring.empty[state.stage].wait(state.phase ^ 1);
+    if (leader) {
+      ring.info[state.stage] = {tile, 0};
+      ring.full[state.stage].arrive();
+    }
+    __syncwarp();
+  }
+
+  __device__ static void multiply(KernelParams const& params, SharedStorage& storage, int cta_rank) {
+    int const warp_group = threadIdx.x / 128 - 1;
+    Epilogue<ConfigTag> const epilogue{
+        params.epilogue, storage.epilogue, warp_group, static_cast<int>(threadIdx.x % 128)};
+    State state;
+    while (true) {
+      storage.ring.full[state.stage].wait(state.phase);
+      Tile const tile = storage.ring.info[state.stage].tile;
+      if (tile.group < 0) {
+        return;
+      }
+      // Read here and not above: a previous kernel may have written the scales. Used after the main loop.
+      float const scale_a = params.scale_a == nullptr ? 1.f : *params.scale_a;
+      float const scale_b = params.scale_b == nullptr ? 1.f : params.scale_b[tile.group * params.scale_b_stride];
+      Accumulators<ConfigTag> acc;
+      multiply_tile(storage.ring, state, tile, params.k_tiles, warp_group, acc);
+      epilogue.store(acc, tile, tile.weight_step * kConfig.cluster + cta_rank, scale_a * scale_b);
+    }
+  }
+
+  /// Runs the main loop compiled for the tile's N extent.
+  __device__ static void multiply_tile(Ring<ConfigTag>& ring,
+                                       State& state,
+                                       Tile const& tile,
+                                       int k_tiles,
+                                       int warp_group,
+                                       Accumulators<ConfigTag>& acc) {
+    if constexpr (T::kSwapped) {
+      [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+        (multiply_width<token_width(kIndex)>(ring, state, tile, k_tiles, warp_group, acc), ...);
+      }(std::make_index_sequence<kNumTokenWidths>{});
+    } else {
+      MainloopMma<ConfigTag, kConfig.tile_weights>::run(ring, state, k_tiles, warp_group, acc);
+    }
+  }
+
+  template <int kWidth>
+  __device__ static void multiply_width(Ring<ConfigTag>& ring,
+                                        State& state,
+                                        Tile const& tile,
+                                        int k_tiles,
+                                        int warp_group,
+                                        Accumulators<ConfigTag>& acc) {
+    if constexpr (has_token_width(kConfig, kWidth)) {
+      if (tile.token_width == kWidth) {
+        MainloopMma<ConfigTag, kWidth>::run(ring, state, k_tiles, warp_group, acc);
+      }
+    }
+  }
+};
+
+template <class ConfigTag>
+__global__ void __launch_bounds__(Traits<ConfigTag>::kThreads, Traits<ConfigTag>::kConfig.ctas_per_sm)
+    grouped_gemm_kernel(__grid_constant__ KernelParams const params) {
+  extern __shared__ __align__(1024) unsigned char shared[];  // a swizzle atom is 1 KiB
+  Kernel<ConfigTag>::run(params, *reinterpret_cast<typename Kernel<ConfigTag>::SharedStorage*>(shared));
+}
+
+}  // namespace moe_ext::grouped_gemm

@@ -1,0 +1,247 @@
+// Operands in, accumulators out: TMA loads by the load warp, WGMMA by the mma warp groups.
+#pragma once
+
+#include <cuda.h>
+
+#include <cute/arch/copy_sm90_desc.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/arch/mma_sm90_desc.hpp>
+#include <cute/arch/mma_sm90_gmma.hpp>
+#include <utility>
+
+#include "grouped_gemm/sm90/ring.cuh"
+
+namespace moe_ext::grouped_gemm {
+
+/// TMA descriptors: one for all groups' weights (the group is a coordinate), one per token width.
+struct TensorMaps {
+  CUtensorMap weights;                  // (k, n, group), box (128 B, tile_weights, 1)
+  CUtensorMap tokens[kNumTokenWidths];  // (k, row), box (128 B, width / cluster); by index of token_width()
+};
+
+/// Loads of one stage. Called by one lane.
+template <class ConfigTag>
+struct MainloopLoad {
+  using T = Traits<ConfigTag>;
+  static constexpr Config kConfig = T::kConfig;
+
+  TensorMaps const& maps;
+  Ring<ConfigTag>& ring;
+  int cta_rank;  // within the cluster
+
+  /// Announces the whole stage to its full barrier and starts the half that no previous kernel writes.
+  __device__ void load_weights(int stage, StageInfo const& info) const {
+    ring.info[stage] = info;  // visible to whoever waits for the full barrier: the arrival releases it
+    ring.full[stage].arrive_and_expect_tx(Ring<ConfigTag>::kWeightsBytes + info.tile.token_width * kTileKBytes);
+    int const weight_tile = info.tile.weight_step * kConfig.cluster + cta_rank;
+    cute::SM90_TMA_LOAD_3D::copy(&maps.weights,
+                                 barrier(stage),
+                                 static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+                                 ring.weights[stage],
+                                 info.k_tile * T::kTileK,
+                                 weight_tile * kConfig.tile_weights,
+                                 info.tile.group);
+  }
+
+  /// Starts the token half; under multicast each CTA loads its slice of the rows for all of the cluster.
+  __device__ void load_tokens(int stage, StageInfo const& info) const {
+    auto const hint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    int const k = info.k_tile * T::kTileK;
+    CUtensorMap const* map = &maps.tokens[token_width_index(info.tile.token_width)];
+    if constexpr (kConfig.cluster == 1) {
+      cute::SM90_TMA_LOAD_2D::copy(map, barrier(stage), hint, ring.tokens[stage], k, info.tile.token_begin);
+    } else {
+      constexpr auto kEveryCta = static_cast<std::uint16_t>((1 << kConfig.cluster) - 1);
+      int const rows = info.tile.token_width / kConfig.cluster;
+      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(map,
+                                             barrier(stage),
+                                             kEveryCta,
+                                             hint,
+                                             ring.tokens[stage] + cta_rank * rows * kTileKBytes,
+                                             k,
+                                             info.tile.token_begin + cta_rank * rows);
+    }
+  }
+
+ private:
+  __device__ std::uint64_t* barrier(int stage) const {
+    return reinterpret_cast<std::uint64_t*>(&ring.full[stage]);
+  }
+
+  __device__ static int token_width_index(int width) {
+    int index = 0;
+#pragma unroll
+    for (int i = 0; i < kNumTokenWidths; ++i) {
+      index += token_width(i) < width ? 1 : 0;
+    }
+    return index;
+  }
+};
+
+/// Accumulators of one warp group: for block `m` of 64 rows, thread t holds rows t/4 and t/4 + 8 of its warp's
+/// 16; value 4 * j + {0, 1} is columns 8 * j + 2 * (t % 4) + {0, 1} of the first row, {2, 3} of the second. So a
+/// narrower tile's values are a prefix of a wider one's, and one epilogue serves all widths.
+template <class ConfigTag>
+struct Accumulators {
+  using T = Traits<ConfigTag>;
+  float value[T::kBlocksM][T::kMaxTileN / 2];
+};
+
+/// The math of one tile whose N extent is kTileN.
+template <class ConfigTag, int kTileN>
+struct MainloopMma {
+  using T = Traits<ConfigTag>;
+  using Element = typename T::Element;
+  using State = RingState<T::kConfig.stages>;
+  static constexpr int kInstructionN = kTileN <= T::kMaxInstructionN ? kTileN : kTileN / 2;
+  static constexpr int kBlocksN = kTileN / kInstructionN;
+  static constexpr int kValues = kInstructionN / 2;  // per thread and 64-row block
+  static constexpr int kInstructionsK = kTileKBytes / 32;
+  using Op = decltype(cute::SM90::GMMA::ss_op_selector<
+                      Element,
+                      Element,
+                      float,
+                      cute::Shape<cute::Int<T::kBlockM>, cute::Int<kInstructionN>, cute::Int<T::kTileK>>>());
+
+  /// Consumes `k_tiles` stages starting at `state` and leaves the sums in the first kTileN columns of `acc`.
+  __device__ static void run(Ring<ConfigTag>& ring,
+                             State& state,
+                             int k_tiles,
+                             int warp_group,
+                             Accumulators<ConfigTag>& acc) {
+    if constexpr (T::kConfig.accumulate == Accumulate::Promoted) {
+      run_promoted(ring, state, k_tiles, warp_group, acc);
+    } else {
+      run_direct(ring, state, k_tiles, warp_group, acc);
+    }
+  }
+
+ private:
+  __device__ static void run_direct(Ring<ConfigTag>& ring,
+                                    State& state,
+                                    int k_tiles,
+                                    int warp_group,
+                                    Accumulators<ConfigTag>& acc) {
+    auto scale = cute::SM90::GMMA::ScaleOut::Zero;
+    int previous_stage = -1;
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+      ring.full[state.stage].wait(state.phase);
+      fence(acc);
+      cute::warpgroup_arrive();
+#pragma unroll
+      for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+        multiply(ring, state.stage, warp_group, block_m, 0, scale, acc.value[block_m]);
+      }
+      cute::warpgroup_commit_batch();
+      scale = cute::SM90::GMMA::ScaleOut::One;
+      cute::warpgroup_wait<1>();  // the previous stage's products are done
+      fence(acc);
+      if (previous_stage >= 0) {
+        ring.release(previous_stage);
+      }
+      previous_stage = state.stage;
+      state.advance();
+    }
+    cute::warpgroup_wait<0>();
+    fence(acc);
+    ring.release(previous_stage);
+  }
+
+  __device__ static void run_promoted(Ring<ConfigTag>& ring,
+                                      State& state,
+                                      int k_tiles,
+                                      int warp_group,
+                                      Accumulators<ConfigTag>& acc) {
+#pragma unroll
+    for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+#pragma unroll
+      for (int i = 0; i < kTileN / 2; ++i) {
+        acc.value[block_m][i] = 0.f;
+      }
+    }
+    float partial[kValues];
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+      ring.full[state.stage].wait(state.phase);
+#pragma unroll
+      for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+#pragma unroll
+        for (int block_n = 0; block_n < kBlocksN; ++block_n) {
+          fence(partial);
+          cute::warpgroup_arrive();
+          multiply(ring, state.stage, warp_group, block_m, block_n, cute::SM90::GMMA::ScaleOut::Zero, partial);
+          cute::warpgroup_commit_batch();
+          cute::warpgroup_wait<0>();
+          fence(partial);
+          if (block_m == T::kBlocksM - 1 && block_n == kBlocksN - 1) {
+            ring.release(state.stage);
+          }
+#pragma unroll
+          for (int i = 0; i < kValues; ++i) {
+            acc.value[block_m][block_n * kValues + i] += partial[i];
+          }
+        }
+      }
+      state.advance();
+    }
+  }
+
+  /// All of one stage's K for one 64 x kInstructionN block.
+  __device__ static void multiply(Ring<ConfigTag>& ring,
+                                  int stage,
+                                  int warp_group,
+                                  int block_m,
+                                  int block_n,
+                                  cute::SM90::GMMA::ScaleOut scale,
+                                  float* values) {
+    unsigned char const* m_operand = T::kSwapped ? ring.weights[stage] : ring.tokens[stage];
+    unsigned char const* n_operand = T::kSwapped ? ring.tokens[stage] : ring.weights[stage];
+    int const row_m = (warp_group * T::kBlocksM + block_m) * T::kBlockM;
+    std::uint64_t const desc_m = descriptor(m_operand + row_m * kTileKBytes);
+    std::uint64_t const desc_n = descriptor(n_operand + block_n * kInstructionN * kTileKBytes);
+#pragma unroll
+    for (int i = 0; i < kInstructionsK; ++i) {
+      // 32 bytes of K further on, in the descriptor's units of 16 bytes
+      multiply_add(desc_m + 2 * i, desc_n + 2 * i, values, scale, std::make_index_sequence<kValues>{});
+      scale = cute::SM90::GMMA::ScaleOut::One;
+    }
+  }
+
+  template <std::size_t... kIndex>
+  __device__ static void multiply_add(std::uint64_t desc_m,
+                                      std::uint64_t desc_n,
+                                      float* values,
+                                      cute::SM90::GMMA::ScaleOut scale,
+                                      std::index_sequence<kIndex...>) {
+    Op::fma(desc_m, desc_n, values[kIndex]..., scale);
+  }
+
+  /// A K-major operand of 128-byte rows in the 128-byte swizzle: 8-row atoms, 1024 bytes apart.
+  __device__ static std::uint64_t descriptor(void const* smem) {
+    cute::GmmaDescriptor desc;
+    desc.desc_ = 0;
+    desc.bitfield.start_address_ = static_cast<std::uint16_t>(cute::cast_smem_ptr_to_uint(smem) >> 4);
+    desc.bitfield.leading_byte_offset_ = 1;  // unused in this layout
+    desc.bitfield.stride_byte_offset_ = 1024 >> 4;
+    desc.bitfield.layout_type_ = static_cast<std::uint8_t>(cute::SM90::GMMA::LayoutType::B128);
+    return desc.desc_;
+  }
+
+  __device__ static void fence(float (&partial)[kValues]) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      cute::warpgroup_fence_operand(partial[i]);
+    }
+  }
+
+  __device__ static void fence(Accumulators<ConfigTag>& acc) {
+#pragma unroll
+    for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+#pragma unroll
+      for (int i = 0; i < kTileN / 2; ++i) {
+        cute::warpgroup_fence_operand(acc.value[block_m][i]);
+      }
+    }
+  }
+};
+
+}  // namespace moe_ext::grouped_gemm

@@ -1,0 +1,116 @@
+// Which tile a CTA computes next: one warp walks the groups' offsets, nothing is stored.
+#pragma once
+
+#include <cstdint>
+
+#include "grouped_gemm/tiling.hpp"
+
+namespace moe_ext::grouped_gemm {
+
+inline constexpr unsigned kFullWarp = 0xffffffffu;
+
+/// Hands out tiles `first_step`, `first_step + stride`, ... of the whole problem in group order. All 32 lanes
+/// of one warp call every method together. Each lane holds a few neighbouring groups of the current chunk, so
+/// that up to kGroupsPerLane * 32 offsets cost one memory latency.
+template <class ConfigTag>
+class TileScheduler {
+ public:
+  __device__ TileScheduler(
+      int const* offs, int num_groups, int num_rows, int weight_steps, unsigned first_step, unsigned stride)
+      : offs_(offs),
+        num_groups_(num_groups),
+        num_rows_(num_rows),
+        weight_steps_(weight_steps),
+        step_(first_step),
+        stride_(stride),
+        lane_(threadIdx.x % 32) {
+    load_chunk();
+  }
+
+  /// The next tile of this CTA; `group` is -1 when there is none.
+  __device__ Tile next() {
+    while (step_ >= chunk_steps_) {
+      step_ -= chunk_steps_;
+      first_group_ += kGroupsPerLane * 32;
+      if (first_group_ >= num_groups_) {
+        return {.group = -1};
+      }
+      load_chunk();
+    }
+    int const owner = __ffs(static_cast<int>(__ballot_sync(kFullWarp, step_ < lane_end_))) - 1;
+    // Every lane looks among its own groups; only the owner's answer counts.
+    unsigned index = step_ - lane_begin_;
+    int which = 0;
+    RowRange rows{begin_, ends_[0]};
+#pragma unroll
+    for (int i = 1; i < kGroupsPerLane; ++i) {
+      unsigned const before = group_steps(i - 1);
+      if (which == i - 1 && index >= before) {
+        index -= before;
+        which = i;
+        rows = {ends_[i - 1], ends_[i]};
+      }
+    }
+    rows = clamp_rows(rows.begin, rows.end, num_rows_);
+    TokenTiles tiles = split_tokens<ConfigTag>(rows.end - rows.begin);
+    tiles.count = tiles.count > 0 ? tiles.count : 1;  // a lane that does not own the tile must not divide by zero
+    Tile tile = tile_in_group(first_group_ + lane_ * kGroupsPerLane + which, rows, tiles, index);
+    step_ += stride_;
+    tile.group = __shfl_sync(kFullWarp, tile.group, owner);
+    tile.weight_step = __shfl_sync(kFullWarp, tile.weight_step, owner);
+    tile.token_begin = __shfl_sync(kFullWarp, tile.token_begin, owner);
+    tile.token_end = __shfl_sync(kFullWarp, tile.token_end, owner);
+    tile.token_width = __shfl_sync(kFullWarp, tile.token_width, owner);
+    return tile;
+  }
+
+ private:
+  static constexpr int kGroupsPerLane = 4;
+
+  __device__ void load_chunk() {
+    int const group = first_group_ + lane_ * kGroupsPerLane;
+#pragma unroll
+    for (int i = 0; i < kGroupsPerLane; ++i) {
+      ends_[i] = group + i < num_groups_ ? offs_[group + i] : -1;  // past the last group: an empty one
+    }
+    int const before = lane_ == 0 && first_group_ > 0 ? offs_[first_group_ - 1] : 0;
+    int const neighbour = __shfl_up_sync(kFullWarp, ends_[kGroupsPerLane - 1], 1);
+    begin_ = lane_ == 0 ? before : neighbour;
+
+    unsigned lane_steps = 0;
+#pragma unroll
+    for (int i = 0; i < kGroupsPerLane; ++i) {
+      lane_steps += group_steps(i);
+    }
+    lane_end_ = lane_steps;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      unsigned const below = __shfl_up_sync(kFullWarp, lane_end_, distance);
+      lane_end_ += lane_ >= distance ? below : 0;
+    }
+    lane_begin_ = lane_end_ - lane_steps;
+    chunk_steps_ = __shfl_sync(kFullWarp, lane_end_, 31);
+  }
+
+  /// Steps of this lane's group `i`.
+  __device__ unsigned group_steps(int i) const {
+    RowRange const rows = clamp_rows(i == 0 ? begin_ : ends_[i - 1], ends_[i], num_rows_);
+    return count_group_steps(split_tokens<ConfigTag>(rows.end - rows.begin).count, weight_steps_);
+  }
+
+  int const* offs_;
+  int num_groups_;
+  int num_rows_;
+  int weight_steps_;
+  unsigned step_;  // relative to the current chunk of groups
+  unsigned stride_;
+  int lane_;
+  int first_group_ = 0;
+  unsigned chunk_steps_ = 0;
+  unsigned lane_begin_ = 0;  // steps of the chunk before this lane's groups
+  unsigned lane_end_ = 0;    // and up to and including them
+  int begin_ = 0;            // raw offset before this lane's first group
+  int ends_[kGroupsPerLane];
+};
+
+}  // namespace moe_ext::grouped_gemm

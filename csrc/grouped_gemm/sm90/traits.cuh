@@ -1,0 +1,45 @@
+// Types and compile-time sizes that follow from a row of configs.def.
+#pragma once
+
+#include <cute/arch/mma_sm90.hpp>
+#include <cute/numeric/numeric_types.hpp>
+#include <type_traits>
+
+#include "grouped_gemm/tiling.hpp"
+
+namespace moe_ext::grouped_gemm {
+
+template <class ConfigTag>
+struct Traits {
+  static constexpr Config kConfig = ConfigTag::value;
+  static constexpr bool kSwapped = kConfig.order == OperandOrder::SwapAB;
+  using Element = std::conditional_t<kConfig.dtype == Dtype::BF16, cute::bfloat16_t, cute::float_e4m3_t>;
+
+  static constexpr int kTileK = kTileKBytes / static_cast<int>(sizeof(Element));
+  static constexpr int kTileM = kSwapped ? kConfig.tile_weights : kConfig.tile_tokens;
+  static constexpr int kMaxTileN = kSwapped ? kConfig.tile_tokens : kConfig.tile_weights;
+  static constexpr int kBlockM = 64;  // WGMMA's M
+  static constexpr int kBlocksM = kTileM / (kBlockM * kConfig.mma_warp_groups);  // per warp group
+
+  static constexpr int kMmaThreads = 128 * kConfig.mma_warp_groups;
+  static constexpr int kThreads = 128 + kMmaThreads;
+
+  // One warp of the load warp group works; it needs few registers, and what it gives up the math warp groups
+  // take. The register file holds 64 Ki words; the launch hands every thread the same share.
+  static constexpr int kLaunchRegisters = 65536 / (kThreads * kConfig.ctas_per_sm) / 8 * 8;
+  static constexpr int kLoadRegisters = 40;
+  static constexpr int kMmaRegistersFit =
+      (kLaunchRegisters * kThreads - kLoadRegisters * 128) / kMmaThreads / 8 * 8;
+  static constexpr int kMmaRegisters = kMmaRegistersFit < 240 ? kMmaRegistersFit : 240;
+
+  // Promotion needs a second accumulator; one of at most 128 columns fits beside a 256-column main one.
+  static constexpr int kMaxInstructionN = kConfig.accumulate == Accumulate::Promoted ? 128 : 256;
+
+  static_assert(kTileM % (kBlockM * kConfig.mma_warp_groups) == 0, "each mma warp group takes whole 64-row blocks");
+  static_assert(kConfig.tile_weights <= 256 && kConfig.tile_tokens <= 256, "a TMA box has at most 256 rows");
+  static_assert(kSwapped || kConfig.tile_tokens % (8 * kConfig.cluster) == 0, "multicast slices are whole atoms");
+  static_assert((kConfig.dtype == Dtype::BF16) == (kConfig.accumulate == Accumulate::FP32),
+                "BF16 accumulates in fp32; FP8 is promoted or fast");
+};
+
+}  // namespace moe_ext::grouped_gemm

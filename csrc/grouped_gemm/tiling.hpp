@@ -1,0 +1,113 @@
+// How the rows of a group are cut into token tiles: shared by the device tile scheduler and its host twin.
+#pragma once
+
+#include <cstdint>
+
+#include "grouped_gemm/config.hpp"
+
+#if defined(__CUDACC__)
+#define MOE_EXT_HOST_DEVICE __host__ __device__
+#else
+#define MOE_EXT_HOST_DEVICE
+#endif
+
+namespace moe_ext::grouped_gemm {
+
+inline constexpr int kNumTokenWidths = 8;
+
+/// Token tile widths that have a main loop (WGMMA's N under Swap-AB), ascending.
+MOE_EXT_HOST_DEVICE constexpr int token_width(int index) {
+  constexpr int kWidths[kNumTokenWidths] = {8, 16, 32, 64, 96, 128, 192, 256};
+  return kWidths[index];
+}
+
+/// Whether `config` holds a main loop of `width` tokens. Under multicast each CTA loads a slice of the token
+/// tile that must be whole 8-row swizzle atoms. Plain tiles have one width: tokens sit on M.
+MOE_EXT_HOST_DEVICE constexpr bool has_token_width(Config const& config, int width) {
+  if (config.order == OperandOrder::Plain) {
+    return width == config.tile_tokens;
+  }
+  return width <= config.tile_tokens && width % (8 * config.cluster) == 0;
+}
+
+/// The rows [begin, end) of one group, clamped into the tensor whatever the offsets hold.
+struct RowRange {
+  int begin;
+  int end;
+};
+
+MOE_EXT_HOST_DEVICE constexpr int clamp_row(int row, int num_rows) {
+  return row < 0 ? 0 : (row > num_rows ? num_rows : row);
+}
+
+MOE_EXT_HOST_DEVICE constexpr RowRange clamp_rows(int begin, int end, int num_rows) {
+  begin = clamp_row(begin, num_rows);
+  end = clamp_row(end, num_rows);
+  return {begin, end < begin ? begin : end};
+}
+
+/// A group's rows as `count` tiles of `width` tokens each; the last one may be ragged.
+struct TokenTiles {
+  int count;
+  int width;
+};
+
+/// The fewest tiles that hold `rows`, each of the smallest width that holds an even share: 130 rows are
+/// two tiles of 96 where tiles have up to 128 tokens, not one of 128 and one of 2.
+template <class ConfigTag>
+MOE_EXT_HOST_DEVICE constexpr TokenTiles split_tokens(int rows) {
+  constexpr Config kConfig = ConfigTag::value;
+  if (rows <= 0) {
+    return {0, 0};
+  }
+  int const most = (rows - 1) / kConfig.tile_tokens + 1;
+  int const share = (rows - 1) / most + 1;
+  int width = kConfig.tile_tokens;
+  for (int i = kNumTokenWidths - 1; i >= 0; --i) {
+    if (has_token_width(kConfig, token_width(i)) && token_width(i) >= share) {
+      width = token_width(i);
+    }
+  }
+  return {(rows - 1) / width + 1, width};
+}
+
+/// Weight tiles of one group as the scheduler counts them: a cluster takes `cluster` neighbouring ones.
+MOE_EXT_HOST_DEVICE constexpr int count_weight_steps(Config const& config, std::int64_t n) {
+  std::int64_t const step = std::int64_t{config.tile_weights} * config.cluster;
+  return static_cast<int>((n + step - 1) / step);
+}
+
+/// What one CTA computes in one step.
+struct Tile {
+  int group;         // -1: no more work
+  int weight_step;   // index of the cluster's weight tiles within the group
+  int token_begin;   // first row of `a`
+  int token_end;     // one past the last row that may be stored
+  int token_width;   // rows loaded and multiplied
+};
+
+/// Tile `index` of a group whose rows are `rows`. Token tiles run fastest: CTAs that work at the same time
+/// share weight tiles, so weights come from memory once and the group's tokens stay in L2.
+MOE_EXT_HOST_DEVICE constexpr Tile tile_in_group(int group, RowRange rows, TokenTiles tiles, unsigned index) {
+  unsigned const count = static_cast<unsigned>(tiles.count);
+  unsigned const weight_step = index / count;
+  int const token_begin = rows.begin + static_cast<int>(index - weight_step * count) * tiles.width;
+  int const token_end = rows.end - token_begin < tiles.width ? rows.end : token_begin + tiles.width;
+  return {group, static_cast<int>(weight_step), token_begin, token_end, tiles.width};
+}
+
+/// Steps of one group, saturated so that a warp's worth of groups can be summed in 32 bits whatever the
+/// offsets hold. No output that fits a GPU's memory reaches the limit.
+MOE_EXT_HOST_DEVICE constexpr unsigned count_group_steps(int token_tiles, int weight_steps) {
+  constexpr std::uint64_t kMost = 1u << 24;
+  std::uint64_t const steps = static_cast<std::uint64_t>(token_tiles) * static_cast<unsigned>(weight_steps);
+  return static_cast<unsigned>(steps < kMost ? steps : kMost);
+}
+
+/// Most scheduler steps any offsets within the contract can give: the grid never needs more CTAs.
+constexpr std::int64_t max_steps(Config const& config, std::int64_t num_rows, std::int64_t num_groups, std::int64_t n) {
+  std::int64_t const groups = num_rows < num_groups ? num_rows : num_groups;
+  return (num_rows / config.tile_tokens + groups) * count_weight_steps(config, n);
+}
+
+}  // namespace moe_ext::grouped_gemm

@@ -1,0 +1,59 @@
+// Every operator of the CUDA library: schema and registration, nothing else.
+#include <cuda_runtime_api.h>
+#include <cutlass/version.h>
+#include <torch/csrc/stable/library.h>
+
+#include <string>
+#include <type_traits>
+
+#include "grouped_gemm/config_list.hpp"
+#include "grouped_gemm/op.hpp"
+
+namespace moe_ext {
+namespace {
+
+/// Boxed values are 64 bits wide and copied as bits: a `float` or `int` parameter would arrive wrong.
+template <class T>
+inline constexpr bool kBoxable =
+    !std::is_arithmetic_v<T> || std::is_same_v<T, bool> || std::is_same_v<T, std::int64_t> || std::is_same_v<T, double>;
+
+template <auto kFunction>
+struct CheckedBox;
+
+template <class Result, class... Arguments, Result (*kFunction)(Arguments...)>
+struct CheckedBox<kFunction> {
+  static_assert((kBoxable<std::remove_cvref_t<Arguments>> && ...),
+                "op parameters must be Tensor, optional<Tensor>, int64_t, double, bool or a string");
+  static constexpr auto value = TORCH_BOX(kFunction);
+};
+
+std::string build_info() {
+  return "cuda_toolkit=" + std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10) +
+         "\ncutlass=" + std::to_string(CUTLASS_MAJOR) + "." + std::to_string(CUTLASS_MINOR) + "." +
+         std::to_string(CUTLASS_PATCH) + "\narch=sm_90a\ntorch_target=2.10\n";
+}
+
+}  // namespace
+}  // namespace moe_ext
+
+STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
+  // a (num_rows, k), b (num_groups, n, k), offs (num_groups,) int32 end rows, scale_a (), scale_b (num_groups,),
+  // out (num_rows, n), config = row of configs.def
+  m.def(
+      "grouped_gemm_configured(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, Tensor(a!) out, "
+      "bool offs_ready, int config) -> ()");
+  // The compiled kernels as CSV, a header line first
+  m.def("grouped_gemm_configs() -> str");
+  // Lines of key=value
+  m.def("build_info() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
+  m.impl("grouped_gemm_configured", moe_ext::CheckedBox<&moe_ext::grouped_gemm::configured>::value);
+}
+
+// Ops without tensor arguments have no device to dispatch on.
+STABLE_TORCH_LIBRARY_IMPL(moe_ext, CompositeExplicitAutograd, m) {
+  m.impl("grouped_gemm_configs", moe_ext::CheckedBox<&moe_ext::grouped_gemm::configs_csv>::value);
+  m.impl("build_info", moe_ext::CheckedBox<&moe_ext::build_info>::value);
+}
