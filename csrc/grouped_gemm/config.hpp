@@ -27,24 +27,49 @@ struct Config {
   Accumulate accumulate;
   int tile_weights;     // rows of b[group] (the n dimension) in one CTA's tile
   int tile_tokens;      // rows of a in one CTA's tile, at most
-  int stages;           // depth of the shared-memory ring; one stage is 128 bytes of K
+  int tile_k_bytes;     // bytes of K in one stage of the shared-memory ring
+  int stages;           // depth of the ring
   int mma_warp_groups;  // warp groups that issue WGMMA
-  int cluster;          // CTAs that share one token tile by TMA multicast, each with its own weight tile
+  int multicast;        // CTAs of a cluster that share one token tile, each with its own weight tile
+  int split_k;          // CTAs of a cluster that share one tile, each with its own part of K
   int ctas_per_sm;      // co-resident CTAs the register and shared-memory budgets are cut for
+
+  constexpr int cluster() const {
+    return multicast * split_k;
+  }
 };
 
-/// Bytes of K in one stage: one 128-byte swizzle atom, so that a row of a tile is one line.
-inline constexpr int kTileKBytes = 128;
+/// Bytes of K in one 128-byte swizzle atom: a row of an operand in shared memory.
+inline constexpr int kAtomBytes = 128;
 
 }  // namespace moe_ext::grouped_gemm
 
 /// A row of configs.def: defines the tag type `configs::<id>` that names the kernel's template instance.
-#define MOE_EXT_CONFIG(                                                                                      \
-    id_, order_, dtype_, accumulate_, tile_weights_, tile_tokens_, stages_, warp_groups_, cluster_, ctas_)   \
-  namespace moe_ext::grouped_gemm::configs {                                                                 \
-  struct id_ {                                                                                               \
-    static constexpr Config value{                                                                           \
-        #id_,          OperandOrder::order_, Dtype::dtype_, Accumulate::accumulate_, tile_weights_,           \
-        tile_tokens_, stages_,              warp_groups_,  cluster_,                ctas_};                   \
-  };                                                                                                         \
+#define MOE_EXT_CONFIG(id_,                                                     \
+                       order_,                                                  \
+                       dtype_,                                                  \
+                       accumulate_,                                             \
+                       tile_weights_,                                           \
+                       tile_tokens_,                                            \
+                       tile_k_bytes_,                                           \
+                       stages_,                                                 \
+                       mma_warp_groups_,                                        \
+                       multicast_,                                              \
+                       split_k_,                                                \
+                       ctas_per_sm_)                                            \
+  namespace moe_ext::grouped_gemm::configs {                                    \
+  struct id_ {                                                                  \
+    static constexpr Config value{.id = #id_,                                   \
+                                  .order = OperandOrder::order_,                \
+                                  .dtype = Dtype::dtype_,                       \
+                                  .accumulate = Accumulate::accumulate_,        \
+                                  .tile_weights = tile_weights_,                \
+                                  .tile_tokens = tile_tokens_,                  \
+                                  .tile_k_bytes = tile_k_bytes_,                \
+                                  .stages = stages_,                            \
+                                  .mma_warp_groups = mma_warp_groups_,          \
+                                  .multicast = multicast_,                      \
+                                  .split_k = split_k_,                          \
+                                  .ctas_per_sm = ctas_per_sm_};                 \
+  };                                                                            \
   }

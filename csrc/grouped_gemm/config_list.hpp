@@ -43,15 +43,18 @@ constexpr std::string_view name(Accumulate accumulate) {
 /// A header line, then one line a kernel.
 inline std::string configs_csv() {
   std::string csv =
-      "id,order,dtype,accumulate,tile_weights,tile_tokens,stages,mma_warp_groups,cluster,ctas_per_sm\n";
+      "id,order,dtype,accumulate,tile_weights,tile_tokens,tile_k_bytes,stages,mma_warp_groups,multicast,split_k,"
+      "ctas_per_sm\n";
   for (Config const& config : kConfigs) {
     csv.append(config.id).append(",").append(name(config.order)).append(",").append(name(config.dtype));
     csv.append(",").append(name(config.accumulate));
     for (int const value : {config.tile_weights,
                             config.tile_tokens,
+                            config.tile_k_bytes,
                             config.stages,
                             config.mma_warp_groups,
-                            config.cluster,
+                            config.multicast,
+                            config.split_k,
                             config.ctas_per_sm}) {
       csv.append(",").append(std::to_string(value));
     }

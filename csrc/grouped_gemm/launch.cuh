@@ -17,7 +17,7 @@ KernelParams make_kernel_params(Params const& params) {
   constexpr auto kType =
       kConfig.dtype == Dtype::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   auto const size = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
-  constexpr std::uint32_t kBoxK = T::kTileK;
+  constexpr std::uint32_t kBoxK = T::kAtomK;
   constexpr std::uint32_t kBoxWeights = kConfig.tile_weights;
   KernelParams result{};
   TensorMapDim const weights[] = {{size(params.k), 0, kBoxK},
@@ -26,7 +26,7 @@ KernelParams make_kernel_params(Params const& params) {
   result.maps.weights = make_tensor_map(kType, params.b, weights);
   for (int i = 0; i < kNumTokenWidths; ++i) {
     if (has_token_width(kConfig, token_width(i))) {
-      auto const rows = static_cast<std::uint32_t>(token_width(i) / kConfig.cluster);
+      auto const rows = static_cast<std::uint32_t>(token_width(i) / kConfig.multicast);
       TensorMapDim const tokens[] = {{size(params.k), 0, kBoxK},
                                      {size(params.num_rows), size(params.a_row_stride_bytes), rows}};
       result.maps.tokens[i] = make_tensor_map(kType, params.a, tokens);
@@ -43,7 +43,9 @@ KernelParams make_kernel_params(Params const& params) {
   result.num_groups = narrow(params.num_groups, "num_groups");
   result.num_rows = narrow(params.num_rows, "num_rows");
   result.weight_steps = count_weight_steps(kConfig, params.n);
-  result.k_tiles = narrow((params.k + T::kTileK - 1) / T::kTileK, "k");
+  // K tiles past the end of K are zeros to every CTA that splits it.
+  constexpr std::int64_t kStep = std::int64_t{T::kAtomK} * T::kAtomsK * kConfig.split_k;
+  result.k_tiles = narrow((params.k + kStep - 1) / kStep, "k");
   result.offs_ready = params.offs_ready ? 1 : 0;
   return result;
 }
@@ -52,11 +54,11 @@ template <class ConfigTag>
 void launch(Params const& params, cudaStream_t stream) {
   using T = Traits<ConfigTag>;
   constexpr Config kConfig = T::kConfig;
-  std::int64_t const resident = std::int64_t{params.sm_count} * kConfig.ctas_per_sm / kConfig.cluster;
+  std::int64_t const resident = std::int64_t{params.sm_count} * kConfig.ctas_per_sm / kConfig.cluster();
   std::int64_t const steps = max_steps(kConfig, params.num_rows, params.num_groups, params.n);
-  LaunchShape const shape{.grid = static_cast<unsigned>(std::min(resident, steps) * kConfig.cluster),
+  LaunchShape const shape{.grid = static_cast<unsigned>(std::min(resident, steps) * kConfig.cluster()),
                           .threads = T::kThreads,
-                          .cluster = static_cast<unsigned>(kConfig.cluster),
+                          .cluster = static_cast<unsigned>(kConfig.cluster()),
                           .shared_bytes = Kernel<ConfigTag>::kSharedBytes,
                           .programmatic = params.offs_ready};
   launch_kernel(&grouped_gemm_kernel<ConfigTag>, shape, stream, make_kernel_params<ConfigTag>(params));

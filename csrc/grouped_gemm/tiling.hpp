@@ -27,7 +27,7 @@ MOE_EXT_HOST_DEVICE constexpr bool has_token_width(Config const& config, int wid
   if (config.order == OperandOrder::Plain) {
     return width == config.tile_tokens;
   }
-  return width <= config.tile_tokens && width % (8 * config.cluster) == 0;
+  return width <= config.tile_tokens && width % (8 * config.multicast) == 0;
 }
 
 /// The rows [begin, end) of one group, clamped into the tensor whatever the offsets hold.
@@ -71,9 +71,9 @@ MOE_EXT_HOST_DEVICE constexpr TokenTiles split_tokens(int rows) {
   return {(rows - 1) / width + 1, width};
 }
 
-/// Weight tiles of one group as the scheduler counts them: a cluster takes `cluster` neighbouring ones.
+/// Weight tiles of one group as the scheduler counts them: a cluster takes `multicast` neighbouring ones.
 MOE_EXT_HOST_DEVICE constexpr int count_weight_steps(Config const& config, std::int64_t n) {
-  std::int64_t const step = std::int64_t{config.tile_weights} * config.cluster;
+  std::int64_t const step = std::int64_t{config.tile_weights} * config.multicast;
   return static_cast<int>((n + step - 1) / step);
 }
 

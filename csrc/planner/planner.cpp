@@ -63,13 +63,13 @@ py::dict plan(std::vector<int> const& offs, int num_rows, std::int64_t n, int co
     steps += std::int64_t{group.tiles.count} * count_weight_steps(config, n);
     padded_rows += std::int64_t{group.tiles.count} * group.tiles.width - (group.rows.end - group.rows.begin);
   }
-  std::int64_t const resident = std::int64_t{sm_count} * config.ctas_per_sm / config.cluster;
+  std::int64_t const resident = std::int64_t{sm_count} * config.ctas_per_sm / config.cluster();
   std::int64_t const most = max_steps(config, num_rows, static_cast<std::int64_t>(offs.size()), n);
   py::dict result;
-  result["num_tiles"] = steps * config.cluster;
+  result["num_tiles"] = steps * config.multicast;
   result["waves"] = static_cast<double>(steps) / static_cast<double>(resident);
   result["padded_rows"] = padded_rows;
-  result["grid"] = std::min(resident, most) * config.cluster;
+  result["grid"] = std::min(resident, most) * config.cluster();
   result["token_widths"] = widths;
   result["token_tiles"] = counts;
   return result;
@@ -84,9 +84,9 @@ std::vector<TileTuple> tiles(std::vector<int> const& offs, int num_rows, std::in
   for (GroupPlan const& group : plan_groups(offs, num_rows, config_index)) {
     for (unsigned index = 0; index < count_group_steps(group.tiles.count, weight_steps); ++index) {
       Tile const tile = tile_in_group(group_index, group.rows, group.tiles, index);
-      for (int rank = 0; rank < config.cluster; ++rank) {
+      for (int rank = 0; rank < config.multicast; ++rank) {
         std::int64_t const weight_begin =
-            (std::int64_t{tile.weight_step} * config.cluster + rank) * config.tile_weights;
+            (std::int64_t{tile.weight_step} * config.multicast + rank) * config.tile_weights;
         result.emplace_back(tile.group, weight_begin, tile.token_begin, tile.token_width, tile.token_end);
       }
     }

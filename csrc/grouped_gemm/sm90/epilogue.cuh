@@ -8,6 +8,7 @@
 
 #include "grouped_gemm/params.hpp"
 #include "grouped_gemm/sm90/mainloop.cuh"
+#include "grouped_gemm/sm90/named_barriers.cuh"
 
 namespace moe_ext::grouped_gemm {
 
@@ -18,11 +19,6 @@ struct EpilogueParams {
   OutDtype out_dtype;
 };
 
-/// Named barriers; 0 is __syncthreads.
-enum class NamedBarrier : unsigned {
-  kStaging = 1,  // one per mma warp group: kStaging + warp group
-};
-
 template <class ConfigTag>
 struct Epilogue {
   using T = Traits<ConfigTag>;
@@ -31,10 +27,11 @@ struct Epilogue {
   static_assert(T::kMaxTileN % kChunk == 0 || T::kMaxTileN == 16 || T::kMaxTileN == 32,
                 "accumulator columns are turned over in whole chunks or in one");
 
-  /// Per warp group: (kChunk tokens, kChunk weights) bf16, 16-byte pieces swizzled by the token's low bits so
+  /// Per warp group: (kStagedTokens, kChunk weights) bf16, 16-byte pieces swizzled by the token's low bits so
   /// that neither stmatrix nor the 16-byte reads meet a bank conflict.
+  static constexpr int kStagedTokens = T::kSwapped && T::kMaxTileN < kChunk ? T::kMaxTileN : kChunk;
   struct SharedStorage {
-    alignas(128) unsigned char staging[T::kConfig.mma_warp_groups][kChunk * kChunk * 2];
+    alignas(128) unsigned char staging[T::kConfig.mma_warp_groups][kStagedTokens * kChunk * 2];
   };
 
   EpilogueParams const& params;
@@ -102,7 +99,7 @@ struct Epilogue {
     auto* out = static_cast<__nv_bfloat16*>(params.out);
     int const piece = thread % kPieces;
 #pragma unroll
-    for (int i = 0; i < kChunk * kPieces / 128; ++i) {
+    for (int i = 0; i < kStagedTokens * kPieces / 128; ++i) {
       int const row = thread / kPieces + i * (128 / kPieces);
       if (token + row < token_end && weight + piece * 8 < params.n) {
         auto const value = *reinterpret_cast<uint4 const*>(staging + staging_offset(row, piece));

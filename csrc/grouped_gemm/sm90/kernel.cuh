@@ -17,6 +17,8 @@
 #include "grouped_gemm/sm90/epilogue.cuh"
 #include "grouped_gemm/sm90/mainloop.cuh"
 #include "grouped_gemm/sm90/ring.cuh"
+#include "grouped_gemm/sm90/split_k.cuh"
+#include "grouped_gemm/sm90/stagger.cuh"
 #include "grouped_gemm/sm90/tile_scheduler.cuh"
 
 namespace moe_ext::grouped_gemm {
@@ -31,8 +33,14 @@ struct KernelParams {
   int num_groups;
   int num_rows;
   int weight_steps;
-  int k_tiles;
+  int k_tiles;  // of each CTA
   int offs_ready;
+};
+
+/// Names SplitK's storage without instantiating it where K is not split.
+template <class ConfigTag>
+struct SplitStorageOf {
+  using type = typename SplitK<ConfigTag>::SharedStorage;
 };
 
 template <class ConfigTag>
@@ -43,9 +51,14 @@ struct Kernel {
   using Load = MainloopLoad<ConfigTag>;
   using State = RingState<kConfig.stages>;
 
+  struct NoSplit {};
+  using SplitStorage = typename std::
+      conditional_t<kConfig.split_k == 1, std::type_identity<NoSplit>, SplitStorageOf<ConfigTag>>::type;
+
   struct SharedStorage {
     Ring<ConfigTag> ring;
     typename Epilogue<ConfigTag>::SharedStorage epilogue;
+    [[no_unique_address]] SplitStorage split;
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage);
   static_assert((kSharedBytes + 1024) * kConfig.ctas_per_sm <= 228 * 1024,
@@ -53,12 +66,18 @@ struct Kernel {
 
   __device__ static void run(KernelParams const& params, SharedStorage& storage) {
     int const warp = threadIdx.x / 32;
-    int const cta_rank = kConfig.cluster == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
-    if (threadIdx.x == 0) {
+    int const cta_rank = kConfig.cluster() == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
+    if (threadIdx.x == 128) {
       storage.ring.init();
+      if constexpr (kConfig.split_k > 1) {
+        storage.split.init();
+      }
       cutlass::arch::fence_barrier_init();
     }
-    if constexpr (kConfig.cluster == 1) {
+    if (threadIdx.x == 32) {
+      prefetch_maps(params.maps);
+    }
+    if constexpr (kConfig.cluster() == 1) {
       __syncthreads();
     } else {
       cute::cluster_sync();
@@ -72,15 +91,33 @@ struct Kernel {
       cutlass::arch::warpgroup_reg_alloc<T::kMmaRegisters>();
       multiply(params, storage, cta_rank);
     }
-    if constexpr (kConfig.cluster > 1) {
+    if constexpr (kConfig.cluster() > 1) {
       cute::cluster_sync();  // a peer may still arrive on this CTA's barriers
     }
   }
 
  private:
+  /// Descriptors are parameters, cold in every launch; the first load would wait for them.
+  __device__ static void prefetch_maps(TensorMaps const& maps) {
+    constexpr Config config = kConfig;
+    prefetch(&maps.weights);
+#pragma unroll
+    for (int i = 0; i < kNumTokenWidths; ++i) {
+      if (has_token_width(config, token_width(i))) {
+        prefetch(&maps.tokens[i]);
+      }
+    }
+  }
+
+  __device__ static void prefetch(CUtensorMap const* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+  }
+
   __device__ static void load(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
     bool const leader = threadIdx.x == 0;
-    Load const loader{params.maps, ring, cta_rank};
+    int const multicast_rank = kConfig.multicast > 1 ? cta_rank : 0;
+    int const first_k_tile = kConfig.split_k > 1 ? cta_rank * params.k_tiles : 0;
+    Load const loader{params.maps, ring, multicast_rank, first_k_tile};
     if (!params.offs_ready) {
       cudaGridDependencySynchronize();
     }
@@ -88,8 +125,8 @@ struct Kernel {
                         params.num_groups,
                         params.num_rows,
                         params.weight_steps,
-                        blockIdx.x / kConfig.cluster,
-                        gridDim.x / kConfig.cluster);
+                        blockIdx.x / kConfig.cluster(),
+                        gridDim.x / kConfig.cluster());
     Tile tile = scheduler.next();
     State state;
     int k_tile = 0;
@@ -138,8 +175,11 @@ struct Kernel {
 
   __device__ static void multiply(KernelParams const& params, SharedStorage& storage, int cta_rank) {
     int const warp_group = threadIdx.x / 128 - 1;
-    Epilogue<ConfigTag> const epilogue{
-        params.epilogue, storage.epilogue, warp_group, static_cast<int>(threadIdx.x % 128)};
+    int const mma_thread = static_cast<int>(threadIdx.x) - 128;
+    Epilogue<ConfigTag> const epilogue{params.epilogue, storage.epilogue, warp_group, mma_thread % 128};
+    int const multicast_rank = kConfig.multicast > 1 ? cta_rank : 0;
+    Stagger const stagger(kStaggered && params.k_tiles > kConfig.stages, warp_group);
+    [[maybe_unused]] Split split = make_split(storage, cta_rank, mma_thread);
     State state;
     while (true) {
       storage.ring.full[state.stage].wait(state.phase);
@@ -151,13 +191,36 @@ struct Kernel {
       float const scale_a = params.scale_a == nullptr ? 1.f : *params.scale_a;
       float const scale_b = params.scale_b == nullptr ? 1.f : params.scale_b[tile.group * params.scale_b_stride];
       Accumulators<ConfigTag> acc;
-      multiply_tile(storage.ring, state, tile, params.k_tiles, warp_group, acc);
-      epilogue.store(acc, tile, tile.weight_step * kConfig.cluster + cta_rank, scale_a * scale_b);
+      stagger.begin();
+      multiply_tile(storage.ring, stagger, state, tile, params.k_tiles, warp_group, acc);
+      bool store = true;
+      if constexpr (kConfig.split_k > 1) {
+        store = split.reduce(acc, (T::kSwapped ? tile.token_width : T::kMaxTileN) / 2);
+      }
+      if (store) {
+        epilogue.store(acc, tile, tile.weight_step * kConfig.multicast + multicast_rank, scale_a * scale_b);
+      }
+    }
+  }
+
+  // Decode kernels are bound by memory, not by the tensor cores, and their tiles are too short to lead in.
+  static constexpr bool kStaggered =
+      kConfig.mma_warp_groups == 2 && kConfig.ctas_per_sm == 1 && kConfig.split_k == 1 && T::kMaxTileN >= 128;
+
+  using Split = typename std::
+      conditional_t<kConfig.split_k == 1, std::type_identity<NoSplit>, std::type_identity<SplitK<ConfigTag>>>::type;
+
+  __device__ static Split make_split(SharedStorage& storage, int cta_rank, int mma_thread) {
+    if constexpr (kConfig.split_k == 1) {
+      return {};
+    } else {
+      return {storage.split, cta_rank, mma_thread};
     }
   }
 
   /// Runs the main loop compiled for the tile's N extent.
   __device__ static void multiply_tile(Ring<ConfigTag>& ring,
+                                       Stagger const& stagger,
                                        State& state,
                                        Tile const& tile,
                                        int k_tiles,
@@ -165,15 +228,22 @@ struct Kernel {
                                        Accumulators<ConfigTag>& acc) {
     if constexpr (T::kSwapped) {
       [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-        (multiply_width<token_width(kIndex)>(ring, state, tile, k_tiles, warp_group, acc), ...);
+        (multiply_width<token_width(kIndex)>(ring, stagger, state, tile, k_tiles, warp_group, acc), ...);
       }(std::make_index_sequence<kNumTokenWidths>{});
     } else {
-      MainloopMma<ConfigTag, kConfig.tile_weights>::run(ring, state, k_tiles, warp_group, acc);
+      MainloopMma<ConfigTag, kConfig.tile_weights> const mainloop{ring, stagger, warp_group};
+      int const first_token = tile.token_begin + warp_group * T::kBlocksM * T::kBlockM;
+      if (warp_group == 0 || first_token < tile.token_end) {
+        mainloop.run(state, k_tiles, acc);
+      } else {
+        mainloop.skip(state, k_tiles);
+      }
     }
   }
 
   template <int kWidth>
   __device__ static void multiply_width(Ring<ConfigTag>& ring,
+                                        Stagger const& stagger,
                                         State& state,
                                         Tile const& tile,
                                         int k_tiles,
@@ -181,7 +251,7 @@ struct Kernel {
                                         Accumulators<ConfigTag>& acc) {
     if constexpr (has_token_width(kConfig, kWidth)) {
       if (tile.token_width == kWidth) {
-        MainloopMma<ConfigTag, kWidth>::run(ring, state, k_tiles, warp_group, acc);
+        MainloopMma<ConfigTag, kWidth>{ring, stagger, warp_group}.run(state, k_tiles, acc);
       }
     }
   }

@@ -10,13 +10,14 @@
 #include <utility>
 
 #include "grouped_gemm/sm90/ring.cuh"
+#include "grouped_gemm/sm90/stagger.cuh"
 
 namespace moe_ext::grouped_gemm {
 
 /// TMA descriptors: one for all groups' weights (the group is a coordinate), one per token width.
 struct TensorMaps {
   CUtensorMap weights;                  // (k, n, group), box (128 B, tile_weights, 1)
-  CUtensorMap tokens[kNumTokenWidths];  // (k, row), box (128 B, width / cluster); by index of token_width()
+  CUtensorMap tokens[kNumTokenWidths];  // (k, row), box (128 B, width / multicast); by index of token_width()
 };
 
 /// Loads of one stage. Called by one lane.
@@ -27,43 +28,63 @@ struct MainloopLoad {
 
   TensorMaps const& maps;
   Ring<ConfigTag>& ring;
-  int cta_rank;  // within the cluster
+  int multicast_rank;  // which weight tile and which slice of the tokens is this CTA's
+  int first_k_tile;    // where this CTA's part of K begins
 
   /// Announces the whole stage to its full barrier and starts the half that no previous kernel writes.
   __device__ void load_weights(int stage, StageInfo const& info) const {
     ring.info[stage] = info;  // visible to whoever waits for the full barrier: the arrival releases it
-    ring.full[stage].arrive_and_expect_tx(Ring<ConfigTag>::kWeightsBytes + info.tile.token_width * kTileKBytes);
-    int const weight_tile = info.tile.weight_step * kConfig.cluster + cta_rank;
-    cute::SM90_TMA_LOAD_3D::copy(&maps.weights,
-                                 barrier(stage),
-                                 static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
-                                 ring.weights[stage],
-                                 info.k_tile * T::kTileK,
-                                 weight_tile * kConfig.tile_weights,
-                                 info.tile.group);
+    ring.full[stage].arrive_and_expect_tx(
+        (Ring<ConfigTag>::kWeightsBytes + info.tile.token_width * kAtomBytes) * T::kAtomsK);
+    int const weight_tile = info.tile.weight_step * kConfig.multicast + multicast_rank;
+#pragma unroll
+    for (int atom = 0; atom < T::kAtomsK; ++atom) {
+      cute::SM90_TMA_LOAD_3D::copy(&maps.weights,
+                                   barrier(stage),
+                                   hint(cute::TMA::CacheHintSm90::EVICT_FIRST),
+                                   ring.weights[stage][atom],
+                                   k_of(info, atom),
+                                   weight_tile * kConfig.tile_weights,
+                                   info.tile.group);
+    }
   }
 
   /// Starts the token half; under multicast each CTA loads its slice of the rows for all of the cluster.
   __device__ void load_tokens(int stage, StageInfo const& info) const {
-    auto const hint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-    int const k = info.k_tile * T::kTileK;
     CUtensorMap const* map = &maps.tokens[token_width_index(info.tile.token_width)];
-    if constexpr (kConfig.cluster == 1) {
-      cute::SM90_TMA_LOAD_2D::copy(map, barrier(stage), hint, ring.tokens[stage], k, info.tile.token_begin);
-    } else {
-      constexpr auto kEveryCta = static_cast<std::uint16_t>((1 << kConfig.cluster) - 1);
-      int const rows = info.tile.token_width / kConfig.cluster;
-      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(map,
-                                             barrier(stage),
-                                             kEveryCta,
-                                             hint,
-                                             ring.tokens[stage] + cta_rank * rows * kTileKBytes,
-                                             k,
-                                             info.tile.token_begin + cta_rank * rows);
+#pragma unroll
+    for (int atom = 0; atom < T::kAtomsK; ++atom) {
+      if constexpr (kConfig.multicast == 1) {
+        cute::SM90_TMA_LOAD_2D::copy(map,
+                                     barrier(stage),
+                                     hint(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+                                     ring.tokens[stage][atom],
+                                     k_of(info, atom),
+                                     info.tile.token_begin);
+      } else {
+        constexpr auto kEveryCta = static_cast<std::uint16_t>((1 << kConfig.multicast) - 1);
+        int const rows = info.tile.token_width / kConfig.multicast;
+        cute::SM90_TMA_LOAD_MULTICAST_2D::copy(map,
+                                               barrier(stage),
+                                               kEveryCta,
+                                               hint(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+                                               ring.tokens[stage][atom] + multicast_rank * rows * kAtomBytes,
+                                               k_of(info, atom),
+                                               info.tile.token_begin + multicast_rank * rows);
+      }
     }
   }
 
  private:
+  /// Weights are streamed, tokens are read again by every weight tile: L2 should give up the former.
+  __device__ static std::uint64_t hint(cute::TMA::CacheHintSm90 hint) {
+    return static_cast<std::uint64_t>(hint);
+  }
+
+  __device__ int k_of(StageInfo const& info, int atom) const {
+    return ((first_k_tile + info.k_tile) * T::kAtomsK + atom) * T::kAtomK;
+  }
+
   __device__ std::uint64_t* barrier(int stage) const {
     return reinterpret_cast<std::uint64_t*>(&ring.full[stage]);
   }
@@ -96,49 +117,57 @@ struct MainloopMma {
   static constexpr int kInstructionN = kTileN <= T::kMaxInstructionN ? kTileN : kTileN / 2;
   static constexpr int kBlocksN = kTileN / kInstructionN;
   static constexpr int kValues = kInstructionN / 2;  // per thread and 64-row block
-  static constexpr int kInstructionsK = kTileKBytes / 32;
+  static constexpr int kInstructionsK = kAtomBytes / 32;
   using Op = decltype(cute::SM90::GMMA::ss_op_selector<
                       Element,
                       Element,
                       float,
-                      cute::Shape<cute::Int<T::kBlockM>, cute::Int<kInstructionN>, cute::Int<T::kTileK>>>());
+                      cute::Shape<cute::Int<T::kBlockM>, cute::Int<kInstructionN>, cute::Int<T::kAtomK>>>());
+
+  Ring<ConfigTag>& ring;
+  Stagger const& stagger;
+  int warp_group;
 
   /// Consumes `k_tiles` stages starting at `state` and leaves the sums in the first kTileN columns of `acc`.
-  __device__ static void run(Ring<ConfigTag>& ring,
-                             State& state,
-                             int k_tiles,
-                             int warp_group,
-                             Accumulators<ConfigTag>& acc) {
+  __device__ void run(State& state, int k_tiles, Accumulators<ConfigTag>& acc) const {
     if constexpr (T::kConfig.accumulate == Accumulate::Promoted) {
-      run_promoted(ring, state, k_tiles, warp_group, acc);
+      run_promoted(state, k_tiles, acc);
     } else {
-      run_direct(ring, state, k_tiles, warp_group, acc);
+      run_direct(state, k_tiles, acc);
+    }
+  }
+
+  /// Takes part in `k_tiles` stages without multiplying: none of this warp group's rows are wanted.
+  __device__ void skip(State& state, int k_tiles) const {
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+      ring.full[state.stage].wait(state.phase);
+      ring.release(state.stage);
+      state.advance();
     }
   }
 
  private:
-  __device__ static void run_direct(Ring<ConfigTag>& ring,
-                                    State& state,
-                                    int k_tiles,
-                                    int warp_group,
-                                    Accumulators<ConfigTag>& acc) {
-    auto scale = cute::SM90::GMMA::ScaleOut::Zero;
+  __device__ void run_direct(State& state, int k_tiles, Accumulators<ConfigTag>& acc) const {
+    clear(acc);
     int previous_stage = -1;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       ring.full[state.stage].wait(state.phase);
       fence(acc);
       cute::warpgroup_arrive();
 #pragma unroll
-      for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
-        multiply(ring, state.stage, warp_group, block_m, 0, scale, acc.value[block_m]);
+      for (int atom = 0; atom < T::kAtomsK; ++atom) {
+#pragma unroll
+        for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+          multiply(state.stage, atom, block_m, 0, cute::SM90::GMMA::ScaleOut::One, acc.value[block_m]);
+        }
       }
       cute::warpgroup_commit_batch();
-      scale = cute::SM90::GMMA::ScaleOut::One;
       cute::warpgroup_wait<1>();  // the previous stage's products are done
       fence(acc);
       if (previous_stage >= 0) {
         ring.release(previous_stage);
       }
+      stagger.passed(k_tile);
       previous_stage = state.stage;
       state.advance();
     }
@@ -147,57 +176,50 @@ struct MainloopMma {
     ring.release(previous_stage);
   }
 
-  __device__ static void run_promoted(Ring<ConfigTag>& ring,
-                                      State& state,
-                                      int k_tiles,
-                                      int warp_group,
-                                      Accumulators<ConfigTag>& acc) {
-#pragma unroll
-    for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
-#pragma unroll
-      for (int i = 0; i < kTileN / 2; ++i) {
-        acc.value[block_m][i] = 0.f;
-      }
-    }
+  __device__ void run_promoted(State& state, int k_tiles, Accumulators<ConfigTag>& acc) const {
+    clear(acc);
     float partial[kValues];
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       ring.full[state.stage].wait(state.phase);
 #pragma unroll
-      for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+      for (int atom = 0; atom < T::kAtomsK; ++atom) {
 #pragma unroll
-        for (int block_n = 0; block_n < kBlocksN; ++block_n) {
-          fence(partial);
-          cute::warpgroup_arrive();
-          multiply(ring, state.stage, warp_group, block_m, block_n, cute::SM90::GMMA::ScaleOut::Zero, partial);
-          cute::warpgroup_commit_batch();
-          cute::warpgroup_wait<0>();
-          fence(partial);
-          if (block_m == T::kBlocksM - 1 && block_n == kBlocksN - 1) {
-            ring.release(state.stage);
-          }
+        for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
 #pragma unroll
-          for (int i = 0; i < kValues; ++i) {
-            acc.value[block_m][block_n * kValues + i] += partial[i];
+          for (int block_n = 0; block_n < kBlocksN; ++block_n) {
+            fence(partial);
+            cute::warpgroup_arrive();
+            multiply(state.stage, atom, block_m, block_n, cute::SM90::GMMA::ScaleOut::Zero, partial);
+            cute::warpgroup_commit_batch();
+            cute::warpgroup_wait<0>();
+            fence(partial);
+            if (atom == T::kAtomsK - 1 && block_m == T::kBlocksM - 1 && block_n == kBlocksN - 1) {
+              ring.release(state.stage);
+            }
+#pragma unroll
+            for (int i = 0; i < kValues; ++i) {
+              acc.value[block_m][block_n * kValues + i] += partial[i];
+            }
           }
         }
       }
+      stagger.passed(k_tile);
       state.advance();
     }
   }
 
-  /// All of one stage's K for one 64 x kInstructionN block.
-  __device__ static void multiply(Ring<ConfigTag>& ring,
-                                  int stage,
-                                  int warp_group,
-                                  int block_m,
-                                  int block_n,
-                                  cute::SM90::GMMA::ScaleOut scale,
-                                  float* values) {
-    unsigned char const* m_operand = T::kSwapped ? ring.weights[stage] : ring.tokens[stage];
-    unsigned char const* n_operand = T::kSwapped ? ring.tokens[stage] : ring.weights[stage];
+  /// All of one atom's K for one 64 x kInstructionN block.
+  __device__ void multiply(int stage,
+                           int atom,
+                           int block_m,
+                           int block_n,
+                           cute::SM90::GMMA::ScaleOut scale,
+                           float* values) const {
+    unsigned char const* m_operand = T::kSwapped ? ring.weights[stage][atom] : ring.tokens[stage][atom];
+    unsigned char const* n_operand = T::kSwapped ? ring.tokens[stage][atom] : ring.weights[stage][atom];
     int const row_m = (warp_group * T::kBlocksM + block_m) * T::kBlockM;
-    std::uint64_t const desc_m = descriptor(m_operand + row_m * kTileKBytes);
-    std::uint64_t const desc_n = descriptor(n_operand + block_n * kInstructionN * kTileKBytes);
+    std::uint64_t const desc_m = descriptor(m_operand + row_m * kAtomBytes);
+    std::uint64_t const desc_n = descriptor(n_operand + block_n * kInstructionN * kAtomBytes);
 #pragma unroll
     for (int i = 0; i < kInstructionsK; ++i) {
       // 32 bytes of K further on, in the descriptor's units of 16 bytes
@@ -224,6 +246,16 @@ struct MainloopMma {
     desc.bitfield.stride_byte_offset_ = 1024 >> 4;
     desc.bitfield.layout_type_ = static_cast<std::uint8_t>(cute::SM90::GMMA::LayoutType::B128);
     return desc.desc_;
+  }
+
+  __device__ static void clear(Accumulators<ConfigTag>& acc) {
+#pragma unroll
+    for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+#pragma unroll
+      for (int i = 0; i < kTileN / 2; ++i) {
+        acc.value[block_m][i] = 0.f;
+      }
+    }
   }
 
   __device__ static void fence(float (&partial)[kValues]) {

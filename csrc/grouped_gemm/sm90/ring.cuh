@@ -35,12 +35,12 @@ struct Ring {
   using T = Traits<ConfigTag>;
   static constexpr Config kConfig = T::kConfig;
   static constexpr int kStages = kConfig.stages;
-  static constexpr int kWeightsBytes = kConfig.tile_weights * kTileKBytes;
-  static constexpr int kTokensBytes = kConfig.tile_tokens * kTileKBytes;
-  static constexpr int kEmptyArrivals = T::kMmaThreads / 32 * kConfig.cluster;
+  static constexpr int kWeightsBytes = kConfig.tile_weights * kAtomBytes;  // of one atom of K
+  static constexpr int kTokensBytes = kConfig.tile_tokens * kAtomBytes;
+  static constexpr int kEmptyArrivals = T::kMmaThreads / 32 * kConfig.multicast;
 
-  alignas(1024) unsigned char weights[kStages][kWeightsBytes];  // (tile_weights, 128 B), 128-byte swizzle
-  alignas(1024) unsigned char tokens[kStages][kTokensBytes];    // (token_width, 128 B), 128-byte swizzle
+  alignas(1024) unsigned char weights[kStages][T::kAtomsK][kWeightsBytes];  // (tile_weights, 128 B) swizzled
+  alignas(1024) unsigned char tokens[kStages][T::kAtomsK][kTokensBytes];    // (token_width, 128 B) swizzled
   alignas(16) StageInfo info[kStages];
   cutlass::arch::ClusterTransactionBarrier full[kStages];
   cutlass::arch::ClusterBarrier empty[kStages];
@@ -55,12 +55,12 @@ struct Ring {
   /// Called by all lanes of an mma warp once its WGMMAs have read the stage.
   __device__ void release(int stage) {
     int const lane = threadIdx.x % 32;
-    if constexpr (kConfig.cluster == 1) {
+    if constexpr (kConfig.multicast == 1) {
       if (lane == 0) {
         empty[stage].arrive();
       }
     } else {
-      if (lane < kConfig.cluster) {
+      if (lane < kConfig.multicast) {
         empty[stage].arrive(static_cast<unsigned>(lane));
       }
     }

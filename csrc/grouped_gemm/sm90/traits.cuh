@@ -15,7 +15,8 @@ struct Traits {
   static constexpr bool kSwapped = kConfig.order == OperandOrder::SwapAB;
   using Element = std::conditional_t<kConfig.dtype == Dtype::BF16, cute::bfloat16_t, cute::float_e4m3_t>;
 
-  static constexpr int kTileK = kTileKBytes / static_cast<int>(sizeof(Element));
+  static constexpr int kAtomK = kAtomBytes / static_cast<int>(sizeof(Element));  // elements
+  static constexpr int kAtomsK = kConfig.tile_k_bytes / kAtomBytes;              // per stage
   static constexpr int kTileM = kSwapped ? kConfig.tile_weights : kConfig.tile_tokens;
   static constexpr int kMaxTileN = kSwapped ? kConfig.tile_tokens : kConfig.tile_weights;
   static constexpr int kBlockM = 64;  // WGMMA's M
@@ -27,7 +28,7 @@ struct Traits {
   // One warp of the load warp group works; it needs few registers, and what it gives up the math warp groups
   // take. The register file holds 64 Ki words; the launch hands every thread the same share.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kConfig.ctas_per_sm) / 8 * 8;
-  static constexpr int kLoadRegisters = 40;
+  static constexpr int kLoadRegisters = kConfig.mma_warp_groups == 1 ? 32 : 40;
   static constexpr int kMmaRegistersFit =
       (kLaunchRegisters * kThreads - kLoadRegisters * 128) / kMmaThreads / 8 * 8;
   static constexpr int kMmaRegisters = kMmaRegistersFit < 240 ? kMmaRegistersFit : 240;
@@ -37,7 +38,9 @@ struct Traits {
 
   static_assert(kTileM % (kBlockM * kConfig.mma_warp_groups) == 0, "each mma warp group takes whole 64-row blocks");
   static_assert(kConfig.tile_weights <= 256 && kConfig.tile_tokens <= 256, "a TMA box has at most 256 rows");
-  static_assert(kSwapped || kConfig.tile_tokens % (8 * kConfig.cluster) == 0, "multicast slices are whole atoms");
+  static_assert(kConfig.tile_k_bytes % kAtomBytes == 0, "a stage is whole swizzle atoms of K");
+  static_assert(kConfig.multicast == 1 || kConfig.split_k == 1, "a cluster shares tokens or splits K, not both");
+  static_assert(kSwapped || kConfig.tile_tokens % (8 * kConfig.multicast) == 0, "multicast slices are whole atoms");
   static_assert((kConfig.dtype == Dtype::BF16) == (kConfig.accumulate == Accumulate::FP32),
                 "BF16 accumulates in fp32; FP8 is promoted or fast");
 };

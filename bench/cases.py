@@ -1,0 +1,93 @@
+"""Benchmark cases: the shapes of a layer, by name, derived from data/model_shapes.csv."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+MODEL_SHAPES = Path(__file__).parent / "data" / "model_shapes.csv"
+TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+ROUTINGS = ("zipf0.6", "uniform", "zipf1.2")
+STAGES = ("gate_up", "down")
+
+# case name -> (row of model_shapes.csv, tensor-parallel degree, expert-parallel degree)
+_CASE_SOURCES = {
+    "mixtral": ("Mixtral-8x7B", 1, 1),
+    "mixtral-tp4": ("Mixtral-8x7B", 4, 1),
+    "qwen3-30b": ("Qwen3-30B-A3B", 1, 1),
+    "qwen3-30b-tp4": ("Qwen3-30B-A3B", 4, 1),
+    "qwen3-235b": ("Qwen3-235B-A22B", 1, 1),
+    "qwen3-next": ("Qwen3-Next-80B-A3B", 1, 1),
+    "qwen3.5-397b": ("Qwen3.5-397B-A17B", 1, 1),
+    "deepseek-v3-tp8": ("DeepSeek-V3/R1/V3.1", 8, 1),
+    "deepseek-v3-ep8": ("DeepSeek-V3/R1/V3.1", 1, 8),
+    "gpt-oss-120b": ("gpt-oss-120b", 1, 1),
+    "glm-4.5-air": ("GLM-4.5-Air", 1, 1),
+    "glm-4.5-air-tp8": ("GLM-4.5-Air", 8, 1),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer as one GPU sees it: sizes are per GPU."""
+
+    name: str
+    model: str
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+
+    def stage_shape(self, stage: str) -> tuple[int, int]:
+        """Return (n, k) of the GEMM of a stage: `gate_up` or `down`."""
+        if stage == "gate_up":
+            return 2 * self.intermediate_size, self.hidden_size
+        if stage == "down":
+            return self.hidden_size, self.intermediate_size
+        raise ValueError(f"stage_shape: `stage` must be one of {STAGES}, got {stage!r}")
+
+    def shrunk(self) -> Case:
+        """Return a miniature of the case that a CPU runs in milliseconds."""
+        experts = min(self.num_experts, 8)
+        return Case(
+            name=f"{self.name}-dry-run",
+            model=self.model,
+            num_experts=experts,
+            top_k=min(self.top_k, experts),
+            hidden_size=128,
+            intermediate_size=64,
+        )
+
+
+@lru_cache(maxsize=1)
+def _model_rows() -> dict[str, dict[str, str]]:
+    with MODEL_SHAPES.open(newline="") as file:
+        return {row["model"]: row for row in csv.DictReader(file)}
+
+
+def case_names() -> list[str]:
+    """Return the names of all cases, in the order of a full run."""
+    return list(_CASE_SOURCES)
+
+
+def get_case(name: str) -> Case:
+    """Return a case by name.
+
+    Expert parallelism keeps top-k: a rank of deepseek-v3-ep8 owns 32 experts and the benchmark
+    sends each of its tokens to 8 of those 32.
+    """
+    if name not in _CASE_SOURCES:
+        raise ValueError(f"get_case: `name` must be one of {case_names()}, got {name!r}")
+    model, tensor_parallel, expert_parallel = _CASE_SOURCES[name]
+    row = _model_rows()[model]
+    experts, intermediate = int(row["num_experts"]), int(row["intermediate_size"])
+    return Case(
+        name=name,
+        model=model,
+        num_experts=experts // expert_parallel,
+        top_k=int(row["top_k"]),
+        hidden_size=int(row["hidden_size"]),
+        intermediate_size=intermediate // tensor_parallel,
+    )

@@ -1,0 +1,71 @@
+"""Correctness before timing: sampled rows of sampled groups against fp32 on the same device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.draws import Counts
+from bench.problem import Problem, StageInputs
+
+MAX_GROUPS = 8
+ROWS_PER_GROUP = 16
+MAX_ERROR = 0.01
+
+
+def max_error(problem: Problem, outputs: Sequence[Tensor]) -> float:
+    """Return the largest absolute difference over the largest absolute reference value.
+
+    Args:
+        problem: Inputs of the cell; `outputs` must come from call 0, so copy 0 and draw 0.
+        outputs: (num_rows, n) per stage.
+
+    Returns:
+        The worst stage's error; infinity when any output element is not finite (an unwritten row,
+        as the outputs start as NaN).
+    """
+    counts = problem.plan.counts[0]
+    return max(
+        (
+            _stage_error(stage, out, counts)
+            for stage, out in zip(problem.stages, outputs, strict=True)
+        ),
+        default=math.inf,
+    )
+
+
+def _stage_error(stage: StageInputs, out: Tensor, counts: Counts) -> float:
+    begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    difference = torch.zeros((), device=out.device)
+    largest = torch.zeros((), device=out.device)
+    for group in sample_groups(counts):
+        rows = torch.from_numpy(begins[group] + sample_rows(int(counts[group]))).to(out.device)
+        # As bytes: indexing by a tensor is not there for every 8-bit float on every device.
+        a = stage.a.view(torch.uint8)[rows].view(stage.a.dtype)
+        reference = a.float() @ stage.b[0][group].float().t()
+        if stage.scale_a is not None and stage.scale_b is not None:
+            reference *= stage.scale_a * stage.scale_b[group]
+        difference = torch.maximum(difference, (out[rows].float() - reference).abs().max())
+        largest = torch.maximum(largest, reference.abs().max())
+    # One NaN or infinity anywhere makes the sum one; a sum needs no temporary of the output's size.
+    if not bool(out.sum(dtype=torch.float32).isfinite()):
+        return math.inf
+    return float(difference / largest)
+
+
+def sample_groups(counts: Counts) -> list[int]:
+    """Return the first, last, largest and smallest non-empty group and some in between."""
+    active = np.flatnonzero(counts)
+    by_size = active[np.argsort(counts[active], kind="stable")]
+    between = active[np.linspace(0, len(active) - 1, MAX_GROUPS - 4).astype(int)]
+    chosen = {int(g) for g in (active[0], active[-1], by_size[0], by_size[-1], *between)}
+    return sorted(chosen)
+
+
+def sample_rows(num_rows: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return rows within a group, first and last among them."""
+    return np.unique(np.linspace(0, num_rows - 1, ROWS_PER_GROUP).astype(np.int64))

@@ -1,0 +1,194 @@
+"""Cells of the grid and their measurement: check once, then time. Shared by `run` and `tune`."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bench.cases import STAGES, Case
+from bench.checks import MAX_ERROR, max_error
+from bench.draws import draw_all, draw_key
+from bench.floors import floor_us, traffic_floor_us
+from bench.problem import Cell, MemoryPool, Plan, Problem, make_plan
+from bench.providers.base import Provider, Variant
+from bench.providers.moe_ext import MoeExt
+from bench.providers.torch_grouped_mm import TorchGroupedMM
+from bench.rows import Row
+from bench.timing import Timing, TimingPolicy, time_cuda, time_wall
+
+PROVIDERS: dict[str, type[Provider]] = {"moe_ext": MoeExt, "torch": TorchGroupedMM}
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Columns that are the same in every row of a run."""
+
+    device: torch.device
+    device_name: str
+    commit: str
+
+    @staticmethod
+    def detect(device: str, commit: str | None) -> Environment:
+        """Read the names; `commit` overrides what git says, for trees without git."""
+        target = torch.device(device)
+        name = torch.cuda.get_device_name(target) if target.type == "cuda" else "cpu"
+        return Environment(target, name, commit or _git_commit())
+
+    def synchronize(self) -> None:
+        """Wait for the device and surface its errors."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _git_commit() -> str:
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def make_plans(
+    op: str,
+    cases: Sequence[Case],
+    tokens: Sequence[int],
+    dtypes: Sequence[str],
+    routings: Sequence[str],
+    policy: TimingPolicy,
+) -> list[Plan]:
+    """Draw all routings and plan every cell; dtype outermost, as the pool is filled per dtype."""
+    stage_sets = [STAGES] if op == "grouped_gemm_pair" else [(stage,) for stage in STAGES]
+    cells = [
+        Cell(case, stages, num_tokens, dtype, routing)
+        for dtype in dtypes
+        for case in cases
+        for routing in routings
+        for num_tokens in tokens
+        for stages in stage_sets
+    ]
+    keys = [draw_key(cell.case, cell.num_tokens, cell.routing) for cell in cells]
+    draws = draw_all(keys)
+    return [make_plan(cell, draws[key], policy) for cell, key in zip(cells, keys, strict=True)]
+
+
+def make_pool(plans: Sequence[Plan], dtype: str, device: torch.device) -> MemoryPool:
+    """Allocate the pool that holds the largest cell of a dtype."""
+    return MemoryPool(
+        max(plan.pool_bytes for plan in plans if plan.cell.dtype == dtype), dtype, device
+    )
+
+
+def make_out_buffers(plans: Sequence[Plan], device: torch.device) -> list[Tensor]:
+    """Allocate one flat output per stage, large enough for every cell."""
+    positions = max(len(plan.cell.stages) for plan in plans)
+    return [
+        torch.empty(
+            max(
+                plan.cell.num_rows * plan.cell.case.stage_shape(plan.cell.stages[position])[0]
+                for plan in plans
+                if position < len(plan.cell.stages)
+            ),
+            dtype=torch.bfloat16,
+            device=device,
+        )
+        for position in range(positions)
+    ]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened to one variant on one cell."""
+
+    timing: Timing | None
+    error: float | None
+    skipped_reason: str
+
+
+def measure(
+    provider: Provider,
+    variant: Variant,
+    problem: Problem,
+    policy: TimingPolicy,
+    environment: Environment,
+    give_up_us: float = math.inf,
+) -> Row:
+    """Check one variant on one cell, time it if it is right, and return the row."""
+    outcome = _check_and_time(provider, variant, problem, policy, environment, give_up_us)
+    plan, timing = problem.plan, outcome.timing
+    cell, work = plan.cell, plan.work
+    floor = floor_us(work, cell.dtype)
+    moved = work.weight_bytes + work.activation_bytes
+    return Row(
+        op="grouped_gemm_pair" if len(cell.stages) > 1 else "grouped_gemm",
+        stage="" if len(cell.stages) > 1 else cell.stages[0],
+        case=cell.case.name,
+        provider=provider.name,
+        dtype=variant.dtype,
+        scale=variant.scale,
+        accumulate=variant.accumulate,
+        routing=cell.routing,
+        num_tokens=cell.num_tokens,
+        active_experts=round(plan.active_experts, 2),
+        max_rows=plan.max_rows,
+        config=provider.config_name(problem, variant),
+        median_us=round(timing.median_us, 3) if timing else None,
+        p10_us=round(timing.p10_us, 3) if timing else None,
+        p90_us=round(timing.p90_us, 3) if timing else None,
+        floor_us=round(floor, 3),
+        ratio_to_floor=round(timing.median_us / floor, 4) if timing else None,
+        traffic_floor_us=round(traffic_floor_us(work, cell.dtype), 3),
+        tflops=round(work.operations / timing.median_us / 1e6, 2) if timing else None,
+        gbps=round(moved / timing.median_us / 1e3, 1) if timing else None,
+        max_err=_finite(outcome.error),
+        num_samples=timing.num_samples if timing else 0,
+        skipped_reason=outcome.skipped_reason,
+        device=environment.device_name,
+        torch=torch.__version__,
+        cuda=torch.version.cuda or "",
+        commit=environment.commit,
+    )
+
+
+def _finite(error: float | None) -> float | None:
+    """Round an error; None for infinity, which JSON cannot hold and `skipped_reason` tells."""
+    return None if error is None or not math.isfinite(error) else float(f"{error:.3e}")
+
+
+def _check_and_time(
+    provider: Provider,
+    variant: Variant,
+    problem: Problem,
+    policy: TimingPolicy,
+    environment: Environment,
+    give_up_us: float,
+) -> Outcome:
+    error = None
+    try:
+        call = provider.prepare(problem, variant)
+        problem.poison()
+        error = max_error(problem, call(0))
+        if not error <= MAX_ERROR:
+            return Outcome(None, error, f"wrong result: max_err {error:.3g} > {MAX_ERROR}")
+        if environment.device.type == "cuda":
+            timing = time_cuda(call, problem.plan.calls, policy, give_up_us)
+        else:
+            timing = time_wall(call, problem.plan.calls, policy)
+    except (RuntimeError, ValueError) as failure:
+        # A broken CUDA context raises again here and ends the run: nothing after it would be true.
+        environment.synchronize()
+        reason = str(failure).strip().splitlines() or [""]
+        return Outcome(None, error, f"{type(failure).__name__}: {reason[0][:120]}")
+    return Outcome(timing, error, "")

@@ -1,0 +1,183 @@
+"""What one cell of the grid works on: a plan on host numbers, then tensors carved from one pool."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.cases import Case
+from bench.draws import Counts
+from bench.floors import ELEMENT_BYTES, Work, floor_us, work_of
+from bench.timing import TimingPolicy
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+# FP8 values are drawn with this deviation, so 448 is 7 deviations away; BF16 ones with 1/2.
+FP8_DEVIATION = 64.0
+BF16_DEVIATION = 0.5
+# An odd number of elements: no two experts of a case lie a whole number of templates apart.
+TEMPLATE_ELEMENTS = (1 << 26) - 59
+ALIGNMENT = 1024
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid: everything but the provider and its variant."""
+
+    case: Case
+    stages: tuple[str, ...]
+    num_tokens: int
+    dtype: str
+    routing: str
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of every GEMM: tokens times top-k."""
+        return self.num_tokens * self.case.top_k
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often a cell is repeated in a graph, and with which draws. Call i uses copy i % copies
+    and draw i % len(counts)."""
+
+    cell: Cell
+    counts: Counts
+    copies: int
+    calls: int
+
+    @property
+    def active_experts(self) -> float:
+        """Experts that are hit, averaged over the calls of the graph."""
+        return float((self._counts_of_calls() > 0).sum(axis=1).mean())
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the largest group in any call of the graph."""
+        return int(self._counts_of_calls().max())
+
+    @property
+    def work(self) -> Work:
+        """Work of one call, averaged over the calls of the graph."""
+        cell = self.cell
+        return work_of(cell.case, cell.stages, cell.dtype, cell.num_tokens, self.active_experts)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of all weight copies and activations of the cell."""
+        return sum(size for _, size in self.blocks())
+
+    def blocks(self) -> list[tuple[tuple[int, ...], int]]:
+        """Return shape and padded bytes of each tensor in the pool: per stage the activations,
+        then the copies."""
+        case, element = self.cell.case, ELEMENT_BYTES[self.cell.dtype]
+        shapes: list[tuple[int, ...]] = []
+        for stage in self.cell.stages:
+            n, k = case.stage_shape(stage)
+            shapes.append((self.cell.num_rows, k))
+            shapes.extend([(case.num_experts, n, k)] * self.copies)
+        return [(s, _padded(math.prod(s) * element)) for s in shapes]
+
+    def _counts_of_calls(self) -> Counts:
+        used: Counts = self.counts[np.arange(self.calls) % len(self.counts)]
+        return used
+
+
+def make_plan(cell: Cell, counts: Counts, policy: TimingPolicy) -> Plan:
+    """Decide copies and calls of a cell from its draws: (num_draws, num_experts) counts."""
+    active = float((counts > 0).sum(axis=1).mean())
+    work = work_of(cell.case, cell.stages, cell.dtype, cell.num_tokens, active)
+    copies = policy.num_copies(work.weight_bytes)
+    return Plan(cell, counts, copies, policy.num_calls(floor_us(work, cell.dtype), copies))
+
+
+class MemoryPool:
+    """One allocation of random values of one dtype, from which the cells carve views.
+
+    Filling tens of gigabytes once instead of once per cell is what lets a full grid fit in
+    minutes. Views are only read, so cells may overlap.
+    """
+
+    def __init__(self, num_bytes: int, dtype: str, device: torch.device) -> None:
+        """Allocate and fill with Gaussian values; zeros would run faster and hide errors."""
+        self.dtype = dtype
+        self.values = torch.empty(
+            num_bytes // ELEMENT_BYTES[dtype], dtype=TORCH_DTYPES[dtype], device=device
+        )
+        generator = torch.Generator(device=device).manual_seed(0)
+        size = min(TEMPLATE_ELEMENTS, self.values.numel())
+        template = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
+        template *= BF16_DEVIATION if dtype == "bf16" else FP8_DEVIATION
+        limit = 448.0 if dtype == "fp8" else 16.0
+        drawn = template.clamp_(-limit, limit).to(self.values.dtype)
+        for begin in range(0, self.values.numel(), size):
+            part = self.values[begin : begin + size]
+            part.copy_(drawn[: part.numel()])
+
+
+@dataclass(frozen=True)
+class StageInputs:
+    """Tensors of one GEMM."""
+
+    name: str
+    a: Tensor  # (num_rows, k)
+    b: list[Tensor]  # copies of (num_experts, n, k)
+    scale_a: Tensor | None  # ()
+    scale_b: Tensor | None  # (num_experts,)
+    out: Tensor  # (num_rows, n), bfloat16; for providers that write into a given tensor
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Tensors of one cell."""
+
+    plan: Plan
+    stages: list[StageInputs]
+    offs: list[Tensor]  # draws of (num_experts,) int32 end rows
+
+    def poison(self) -> None:
+        """Fill the outputs with NaN, so that an unwritten row shows."""
+        for stage in self.stages:
+            stage.out.fill_(math.nan)
+
+
+def make_problem(plan: Plan, pool: MemoryPool, out_buffers: list[Tensor]) -> Problem:
+    """Carve the tensors of a cell from the pool.
+
+    Args:
+        plan: The cell and its repetitions.
+        pool: At least `plan.pool_bytes` of the cell's dtype.
+        out_buffers: One flat bfloat16 buffer per stage, at least num_rows * n elements each.
+    """
+    cell, element = plan.cell, ELEMENT_BYTES[plan.cell.dtype]
+    device = pool.values.device
+    views = []
+    begin = 0
+    for shape, num_bytes in plan.blocks():
+        views.append(pool.values[begin : begin + math.prod(shape)].view(shape))
+        begin += num_bytes // element
+    per_stage = 1 + plan.copies
+    stages = []
+    for index, name in enumerate(cell.stages):
+        n, _ = cell.case.stage_shape(name)
+        own = views[index * per_stage : (index + 1) * per_stage]
+        scale_a, scale_b = _scales(cell, device)
+        out = out_buffers[index][: cell.num_rows * n].view(cell.num_rows, n)
+        stages.append(StageInputs(name, own[0], own[1:], scale_a, scale_b, out))
+    offs = torch.from_numpy(np.cumsum(plan.counts, axis=1).astype(np.int32)).to(device)
+    return Problem(plan, stages, list(offs.unbind()))
+
+
+def _scales(cell: Cell, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    """Return per-tensor scales that bring FP8 values to about 1, different for each expert."""
+    if cell.dtype != "fp8":
+        return None, None
+    spread = torch.linspace(0.5, 1.5, cell.case.num_experts, device=device)
+    return torch.tensor(1 / FP8_DEVIATION, device=device), spread / FP8_DEVIATION
+
+
+def _padded(num_bytes: int) -> int:
+    return (num_bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT

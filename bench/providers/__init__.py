@@ -1,0 +1,1 @@
+"""One file per provider; `base.py` says what a provider is."""

@@ -1,0 +1,51 @@
+"""What a provider is: an implementation of the grouped GEMM that the benchmark can call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.problem import Problem
+from bench.timing import Call
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way a provider can run a cell: the columns of a row that it decides."""
+
+    dtype: str
+    scale: str
+    accumulate: str
+    config: str | None = None  # a forced kernel; None lets the provider choose
+
+
+class Provider(ABC):
+    """An implementation under measurement. A missing one is skipped, a wrong one not timed."""
+
+    name: str
+
+    @abstractmethod
+    def available(self) -> bool:
+        """Return whether it can be imported and called here."""
+
+    @abstractmethod
+    def variants(
+        self, dtype: str, accumulates: Sequence[str], configs: Sequence[str]
+    ) -> list[Variant]:
+        """Return the variants to measure.
+
+        Args:
+            dtype: "bf16" or "fp8".
+            accumulates: Requested FP8 accumulation: "promoted", "fast".
+            configs: Kernels to force; ["all"] for every one that fits, [] for its own choice.
+        """
+
+    @abstractmethod
+    def prepare(self, problem: Problem, variant: Variant) -> Call:
+        """Return the call to check and to time; it must not allocate outside PyTorch's allocator,
+        synchronise, or read device memory on the host."""
+
+    def config_name(self, problem: Problem, variant: Variant) -> str:
+        """Return the kernel that runs, one name per stage joined by "+"; empty when unknown."""
+        return variant.config or ""

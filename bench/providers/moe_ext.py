@@ -1,0 +1,98 @@
+"""This project: torch.ops.moe_ext.grouped_gemm_out, BF16 and FP8 with per-tensor scales."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bench.problem import Problem, StageInputs
+from bench.providers.base import Provider, Variant
+from bench.timing import Call
+
+
+class MoeExt(Provider):
+    """The dispatcher's choice, or named kernels for tuning."""
+
+    name = "moe_ext"
+
+    def available(self) -> bool:
+        """Return whether the package is importable."""
+        return importlib.util.find_spec("moe_ext") is not None
+
+    def variants(
+        self, dtype: str, accumulates: Sequence[str], configs: Sequence[str]
+    ) -> list[Variant]:
+        """BF16 always accumulates in fp32; FP8 once per requested accumulation."""
+        scale = "none" if dtype == "bf16" else "tensor"
+        kinds = ["fp32"] if dtype == "bf16" else list(accumulates)
+        if not configs:
+            return [Variant(dtype, scale, kind) for kind in kinds]
+
+        from moe_ext._configs import matching_configs
+
+        return [
+            Variant(dtype, scale, kind, config.id)
+            for kind in kinds
+            for config in matching_configs(dtype, kind)
+            if "all" in configs or config.id in configs
+        ]
+
+    def prepare(self, problem: Problem, variant: Variant) -> Call:
+        """Write into the problem's outputs, so that nothing is allocated in the timed region.
+
+        Only the second GEMM of a pair says `offs_ready=True`: calls of a replay must not overlap,
+        so the first kernel of a call is launched without programmatic dependence.
+        """
+        import moe_ext  # noqa: F401  registers the op
+
+        grouped_gemm_out = torch.ops.moe_ext.grouped_gemm_out
+        copies, offs = problem.plan.copies, problem.offs
+        accumulate = "fast" if variant.accumulate == "fast" else "promoted"
+        outputs = [stage.out for stage in problem.stages]
+
+        def call(index: int) -> list[Tensor]:
+            ends = offs[index % len(offs)]
+            for position, stage in enumerate(problem.stages):
+                grouped_gemm_out(
+                    stage.a,
+                    stage.b[index % copies],
+                    ends,
+                    scale_a=stage.scale_a,
+                    scale_b=stage.scale_b,
+                    accumulate=accumulate,
+                    offs_ready=position > 0,
+                    config=variant.config,
+                    out=stage.out,
+                )
+            return outputs
+
+        return call
+
+    def config_name(self, problem: Problem, variant: Variant) -> str:
+        """Ask the dispatcher, as the op does."""
+        if variant.config is not None:
+            return variant.config
+        if not problem.stages[0].a.is_cuda:
+            return "reference"
+        return "+".join(_dispatched(stage, variant) for stage in problem.stages)
+
+
+def _dispatched(stage: StageInputs, variant: Variant) -> str:
+    from moe_ext import _dispatch
+    from moe_ext._configs import all_configs
+
+    properties = torch.cuda.get_device_properties(stage.a.device)
+    num_groups, n, k = stage.b[0].shape
+    index = _dispatch.select(
+        dtype=variant.dtype,
+        accumulate=variant.accumulate,
+        num_rows=stage.a.shape[0],
+        num_groups=num_groups,
+        n=n,
+        k=k,
+        sm_count=properties.multi_processor_count,
+    )
+    return all_configs()[index].id

@@ -1,0 +1,103 @@
+"""Turn result rows into tables, a plot and verdicts: `python -m bench.report results.jsonl`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.bars import evaluate, format_bars
+from bench.peers import PEERS_CSV, load_deep_gemm
+from bench.rows import Row, latest, load_rows
+from bench.tables import (
+    comparison_tables,
+    pair_rows,
+    provenance,
+    readme_section,
+    replace_section,
+    skipped_list,
+    time_tables,
+)
+
+LOSS = 1.03
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command line of `bench.report`."""
+    parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
+    add = parser.add_argument
+    add("results", type=Path, nargs="+", help="JSONL files; a later row replaces an earlier one")
+    add("--peers", type=Path, default=PEERS_CSV, help="CSV with the peers' measurements")
+    add("--markdown", type=Path, help="write tables here")
+    add("--plot", type=Path, help="write a PNG here; needs matplotlib")
+    add("--readme", type=Path, help="rewrite the marked section of this file")
+    add("--check", action="store_true", help="evaluate the speed bars; exit 1 unless all pass")
+    add("--misses", action="store_true", help="with --check: print only what did not pass")
+    add("--compare", type=Path, help="list what lost over 3 %% against this JSONL; exit 1 if any")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write what was asked for; returns 1 when a check or a comparison fails."""
+    args = build_parser().parse_args(arguments)
+    rows = latest(row for path in args.results for row in load_rows(path))
+    peers = load_deep_gemm(args.peers)
+    failed = False
+    if args.markdown is not None:
+        args.markdown.write_text(
+            f"# Benchmark results\n\n{provenance(pair_rows(rows))}\nMethod and columns: "
+            f"`bench/README.md`.\n\n## Times\n\n{time_tables(rows)}\n\n## Comparison\n\n"
+            f"{comparison_tables(rows, peers)}\n\n## Skipped\n\n{skipped_list(rows)}\n"
+        )
+    if args.plot is not None:
+        # Only here, so that every other output works without matplotlib.
+        from bench.plot import plot
+
+        plot(rows, args.plot)
+    if args.readme is not None:
+        args.readme.write_text(replace_section(args.readme.read_text(), readme_section(rows)))
+    if args.check:
+        bars = evaluate(rows, peers)
+        print(format_bars(bars, verbose=not args.misses))
+        failed |= any(bar.passed is not True for bar in bars)
+    if args.compare is not None:
+        losses = lost_cells(load_rows(args.compare), rows)
+        print("\n".join([*losses, f"{len(losses)} cells lost more than {LOSS - 1:.0%}"]))
+        failed |= bool(losses)
+    return 1 if failed else 0
+
+
+def lost_cells(old_rows: Sequence[Row], new_rows: Sequence[Row]) -> list[str]:
+    """Return one line per measurement that is more than 3 % slower than before, worst first."""
+
+    def times(rows: Sequence[Row]) -> dict[str, float]:
+        return {
+            " ".join(
+                part
+                for part in (
+                    row.op,
+                    row.stage,
+                    row.case,
+                    row.provider,
+                    row.dtype,
+                    row.accumulate,
+                    row.routing,
+                    f"T={row.num_tokens}",
+                )
+                if part
+            ): row.median_us
+            for row in latest(rows)
+            if row.median_us is not None
+        }
+
+    old, new = times(old_rows), times(new_rows)
+    losses = {name: new[name] / old[name] for name in new if name in old}
+    return [
+        f"{name}: {old[name]:.1f} -> {new[name]:.1f} us ({ratio - 1:+.1%})"
+        for name, ratio in sorted(losses.items(), key=lambda item: -item[1])
+        if ratio > LOSS
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

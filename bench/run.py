@@ -1,0 +1,168 @@
+"""Measure cases with providers: `python -m bench.run --cases mixtral --providers moe_ext,torch`."""
+
+# argparse, not typer: the machine with the GPU may hold nothing but Python and PyTorch.
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from bench.cases import ROUTINGS, TOKENS, Case, case_names, get_case
+from bench.floors import floor_us
+from bench.measure import (
+    PROVIDERS,
+    Environment,
+    make_out_buffers,
+    make_plans,
+    make_pool,
+    measure,
+)
+from bench.problem import Plan, make_problem
+from bench.progress import Progress
+from bench.providers.base import Provider, Variant
+from bench.timing import TimingPolicy
+
+OPS = ("grouped_gemm_pair", "grouped_gemm")
+DRY_RUN_TOKENS = (1, 4, 16)
+DRY_RUN_POLICY = TimingPolicy(samples=3, warmup=0, l2_bytes=1.0, graph_us=1.0)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command line of `bench.run`."""
+    parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
+    add = parser.add_argument
+    add("--op", choices=OPS, default="grouped_gemm_pair")
+    add("--out", type=Path, default=Path("results.jsonl"), help="JSONL file, appended to")
+    add("--providers", type=_names(list(PROVIDERS)), default=list(PROVIDERS))
+    add("--configs", type=_words, default=[], help="moe_ext kernels to force: all, or ids")
+    add_grid_arguments(parser)
+    return parser
+
+
+def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that `bench.run` and `bench.tune` share."""
+    add = parser.add_argument
+    add("--cases", type=_names(case_names()), default=case_names(), help="all, or names")
+    add("--tokens", type=_integers, default=list(TOKENS), help="tokens before top-k")
+    add("--dtypes", type=_names(["bf16", "fp8"]), default=["bf16", "fp8"])
+    add("--accumulate", type=_names(["promoted", "fast"]), default=["promoted", "fast"])
+    add("--routing", type=_names(list(ROUTINGS)), default=["zipf0.6"])
+    add("--samples", type=int, default=20, help="graph replays per measurement")
+    add("--budget", type=float, default=None, help="seconds after which no row is started")
+    add("--commit", default=None, help="revision for the rows; read from git by default")
+    add("--dry-run", action="store_true", help="miniature cases on the CPU, wall-clock times")
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _integers(text: str) -> list[int]:
+    return [int(word) for word in _words(text)]
+
+
+def _names(known: list[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        words = known if text == "all" else _words(text)
+        unknown = [word for word in words if word not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(
+                f"must be all or among {','.join(known)}, got {','.join(unknown)}"
+            )
+        return words
+
+    return parse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns 1 when a provider gave a wrong result."""
+    args = build_parser().parse_args(arguments)
+    environment, policy, plans = set_up(args, args.op)
+    providers = [PROVIDERS[name]() for name in args.providers]
+    jobs = _jobs(plans, providers, args.accumulate, args.configs)
+    wrong = 0
+    with (
+        Progress(sum(len(variants) for _, variants in jobs)) as progress,
+        args.out.open("a") as file,
+    ):
+        out_buffers = make_out_buffers(plans, environment.device)
+        pool, case = None, None
+        for plan, variants in jobs:
+            if args.budget is not None and progress.seconds > args.budget:
+                progress.say(f"budget spent: {progress.total - progress.done} rows left out")
+                break
+            cell = plan.cell
+            if environment.device.type == "cuda" and case != cell.case:
+                torch.cuda.empty_cache()  # outputs that providers allocated in their graphs
+            case = cell.case
+            if pool is None or pool.dtype != cell.dtype:
+                pool = None  # frees the old one first
+                pool = make_pool(plans, cell.dtype, environment.device)
+            problem = make_problem(plan, pool, out_buffers)
+            for provider, variant in variants:
+                row = measure(provider, variant, problem, policy, environment)
+                file.write(row.to_json() + "\n")
+                file.flush()
+                wrong += row.skipped_reason.startswith("wrong")
+                progress.add(row)
+    print(f"{progress.done} rows in {progress.seconds:.1f} s, {wrong} wrong: {args.out}")
+    return 1 if wrong else 0
+
+
+def set_up(args: argparse.Namespace, op: str) -> tuple[Environment, TimingPolicy, list[Plan]]:
+    """Print the header, draw the routings and plan the cells."""
+    cases: list[Case] = [get_case(name) for name in args.cases]
+    policy = TimingPolicy(samples=args.samples)
+    device = "cuda"
+    if args.dry_run:
+        cases = [case.shrunk() for case in cases]
+        policy, device = DRY_RUN_POLICY, "cpu"
+        args.tokens = [tokens for tokens in args.tokens if tokens in DRY_RUN_TOKENS] or [1]
+    elif not torch.cuda.is_available():
+        raise SystemExit("bench: a CUDA device must be there, got none; --dry-run runs on the CPU")
+    # The references of the checks need fp32 products, whatever the caller's default is.
+    torch.set_float32_matmul_precision("highest")
+    environment = Environment.detect(device, args.commit)
+    started = time.perf_counter()
+    plans = make_plans(op, cases, args.tokens, args.dtypes, args.routing, policy)
+    print(f"{environment.device_name}, torch {torch.__version__}, commit {environment.commit}")
+    print("dry run: wall-clock times of miniatures" if args.dry_run else policy.describe())
+    floor_s = sum(floor_us(plan.work, plan.cell.dtype) * plan.calls for plan in plans)
+    print(
+        f"{len(plans)} cells planned and drawn in {time.perf_counter() - started:.1f} s; at their "
+        f"floors they take {floor_s * (policy.samples + policy.warmup) / 1e6:.1f} s per variant"
+    )
+    return environment, policy, plans
+
+
+def _jobs(
+    plans: Sequence[Plan],
+    providers: Sequence[Provider],
+    accumulates: Sequence[str],
+    configs: Sequence[str],
+) -> list[tuple[Plan, list[tuple[Provider, Variant]]]]:
+    """Pair every cell with the variants to measure on it."""
+    present = []
+    for provider in providers:
+        if provider.available():
+            present.append(provider)
+        else:
+            print(f"provider {provider.name} is not available here: skipped")
+    return [
+        (
+            plan,
+            [
+                (provider, variant)
+                for provider in present
+                for variant in provider.variants(plan.cell.dtype, accumulates, configs)
+            ],
+        )
+        for plan in plans
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

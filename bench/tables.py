@@ -1,0 +1,178 @@
+"""Markdown tables made from result rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bench.bars import DEFAULT_ACCUMULATE, Results
+from bench.peers import PeerTimes
+from bench.rows import Row, latest
+
+SERIES = (("bf16", "fp32"), ("fp8", "promoted"), ("fp8", "fast"))
+README_TOKENS = (1, 4, 16, 64, 256, 1024, 8192)
+TITLES = {
+    ("bf16", "fp32"): "BF16",
+    ("fp8", "promoted"): "FP8, per-tensor scales, promoted accumulation (default)",
+    ("fp8", "fast"): "FP8, per-tensor scales, fast accumulation",
+}
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+
+
+def pair_rows(rows: Sequence[Row], routing: str = "zipf0.6") -> list[Row]:
+    """Return the pair rows of one routing kind that have a time, one per measurement."""
+    return [
+        row
+        for row in latest(rows)
+        if row.op == "grouped_gemm_pair" and row.routing == routing and row.median_us is not None
+    ]
+
+
+def cases_and_tokens(rows: Sequence[Row]) -> tuple[list[str], list[int]]:
+    """Return the cases in order of appearance and the token counts, ascending."""
+    return list(dict.fromkeys(row.case for row in rows)), sorted({row.num_tokens for row in rows})
+
+
+def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in body)])
+
+
+def provenance(rows: Sequence[Row]) -> str:
+    """Return where the rows come from, in one line."""
+    values = [
+        ", ".join(sorted({str(getattr(row, name)) for row in rows}))
+        for name in ("device", "torch", "cuda", "commit", "routing")
+    ]
+    device, torch, cuda, commit, routing = values
+    return f"{device}; torch {torch}; CUDA {cuda}; commit {commit}; routing {routing}."
+
+
+def time_tables(rows: Sequence[Row]) -> str:
+    """Return one table per dtype and accumulation: median us, ratio to the floor, TFLOP/s."""
+    sections = []
+    for dtype, accumulate in SERIES:
+        own = [
+            row
+            for row in pair_rows(rows)
+            if row.provider == "moe_ext" and (row.dtype, row.accumulate) == (dtype, accumulate)
+        ]
+        if not own:
+            continue
+        cases, tokens = cases_and_tokens(own)
+        by_cell = {(row.case, row.num_tokens): row for row in own}
+        body = [[case, *(_time_cell(by_cell.get((case, t))) for t in tokens)] for case in cases]
+        table = markdown_table(["case", *(f"T={t}" for t in tokens)], body)
+        sections.append(f"### {TITLES[dtype, accumulate]}\n\n{table}")
+    legend = "Each cell: median us / ratio to the floor / TFLOP/s. T counts tokens before top-k."
+    return "\n\n".join([legend, *sections])
+
+
+def _time_cell(row: Row | None) -> str:
+    if row is None or row.median_us is None:
+        return "-"
+    return f"{row.median_us:.1f} / {row.ratio_to_floor:.2f} / {row.tflops:.0f}"
+
+
+def comparison_tables(rows: Sequence[Row], peers: PeerTimes) -> str:
+    """Return the speed-up over torch (same file) and over DeepGEMM (the peers' file)."""
+    results, pairs = Results(rows), pair_rows(rows)
+    cases, tokens = cases_and_tokens(pairs)
+    sections = []
+    for dtype in ("bf16", "fp8"):
+        body = []
+        for case in cases:
+            for name in ("torch", "DeepGEMM"):
+                cells = []
+                for t in tokens:
+                    own = results.moe_ext(case, dtype, t)
+                    torch_us, peer_us = (
+                        results.torch_us(case, dtype, t),
+                        peers.get((case, dtype, t)),
+                    )
+                    cells.append(_speedup(own, torch_us if name == "torch" else peer_us))
+                if any(cell != "-" for cell in cells):
+                    body.append([case, name, *cells])
+        if body:
+            header = ["case", "against", *(f"T={t}" for t in tokens)]
+            title = TITLES[dtype, DEFAULT_ACCUMULATE[dtype]]
+            sections.append(f"### {title}\n\n{markdown_table(header, body)}")
+    legend = (
+        "Each cell: the other's time over ours, and its median us. torch is `grouped_mm` in BF16 "
+        "and `scaled_grouped_mm` (row-wise scales, fast accumulation) in FP8, same run; DeepGEMM "
+        "is the better of its contiguous and masked kernels, in FP8 with block scales, measured on "
+        "another card of the same kind (`bench/data/README.md`)."
+    )
+    return "\n\n".join([legend, *sections])
+
+
+def _speedup(own: Row | None, other_us: float | None) -> str:
+    if own is None or own.median_us is None or other_us is None:
+        return "-"
+    return f"{other_us / own.median_us:.2f}x ({other_us:.1f})"
+
+
+def skipped_list(rows: Sequence[Row]) -> str:
+    """Return what was skipped and why, one line per provider, dtype, case and reason."""
+    lines = {
+        f"- {row.provider} {row.dtype} {row.case}: {row.skipped_reason}"
+        for row in latest(rows)
+        if row.skipped_reason
+    }
+    return "\n".join(sorted(lines)) or "Nothing was skipped."
+
+
+def readme_section(rows: Sequence[Row]) -> str:
+    """Return the compact table of the README: ratio to the floor, prefill rate, against torch."""
+    results, pairs = Results(rows), pair_rows(rows)
+    cases, tokens = cases_and_tokens([row for row in pairs if row.provider == "moe_ext"])
+    shown = [t for t in README_TOKENS if t in tokens]
+    body = []
+    for case in cases:
+        for dtype in ("bf16", "fp8"):
+            found = {t: results.moe_ext(case, dtype, t) for t in tokens}
+            if not any(found.values()):
+                continue
+            cells = [f"{row.ratio_to_floor:.2f}" if (row := found[t]) else "-" for t in shown]
+            last = found[tokens[-1]]
+            rate = f"{last.tflops:.0f}" if last is not None else "-"
+            gains = [
+                other / row.median_us
+                for t, row in found.items()
+                if row is not None
+                and row.median_us is not None
+                and (other := results.torch_us(case, dtype, t)) is not None
+            ]
+            body.append([case, dtype.upper(), *cells, rate, _gain(gains)])
+    last_tokens = tokens[-1] if tokens else 0
+    header = [
+        "case",
+        "dtype",
+        *(f"T={t}" for t in shown),
+        f"TFLOP/s at {last_tokens}",
+        "speed-up over torch",
+    ]
+    legend = (
+        "Time of the two GEMMs of a layer over the floor (weights at 4.5 TB/s or operations at the "
+        "dense rate, plus 2 us); cold weights, CUDA-graph replay; FP8 with per-tensor scales and "
+        "promoted accumulation. Speed-up: geometric mean over T (least) of torch's time over ours. "
+        f"{provenance(pairs)}"
+    )
+    return f"{legend}\n\n{markdown_table(header, body)}"
+
+
+def _gain(gains: Sequence[float]) -> str:
+    if not gains:
+        return "-"
+    mean = math.exp(sum(math.log(gain) for gain in gains) / len(gains))
+    return f"{mean:.1f}x ({min(gains):.1f}x)"
+
+
+def replace_section(text: str, section: str) -> str:
+    """Return `text` with what stands between the markers replaced by `section`."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"replace_section: `text` must hold {BEGIN} and {END}, got neither or one")
+    return f"{before}{BEGIN}\n{section}\n{END}{after}"

@@ -1,0 +1,54 @@
+"""Ahead-of-time compiled Mixture-of-Experts kernels for PyTorch on NVIDIA Hopper."""
+
+from __future__ import annotations
+
+import torch
+
+from moe_ext import _library, reference
+from moe_ext._configs import GroupedGemmConfig, all_configs
+from moe_ext._explain import Explanation, explain
+from moe_ext._version import __version__
+from moe_ext.grouped_gemm import grouped_gemm, grouped_gemm_out
+
+__all__ = [
+    "Explanation",
+    "GroupedGemmConfig",
+    "__version__",
+    "build_info",
+    "explain",
+    "grouped_gemm",
+    "grouped_gemm_out",
+    "kernels",
+    "reference",
+]
+
+
+def kernels() -> tuple[GroupedGemmConfig, ...]:
+    """List the compiled kernels; their ids are what `config` takes."""
+    return all_configs()
+
+
+def build_info() -> dict[str, str | int | bool | None]:
+    """Say what this installation is and whether its CUDA kernels can run here.
+
+    Returns:
+        `version`, `torch`, `torch_cuda` (None for a CPU build of torch), `kernels` (how many are
+        listed), `cuda_library` (whether its file is there), `cuda_unavailable` (why the CUDA
+        kernels cannot run in this process, None where they can), and, where the library loads,
+        what it was built with: `cuda_toolkit`, `cutlass`, `arch`, `torch_target`.
+
+    Notes:
+        Loads the CUDA library to find out.
+    """
+    info: dict[str, str | int | bool | None] = {
+        "version": __version__,
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "kernels": len(all_configs()),
+        "cuda_library": _library.LIBRARY_PATH.is_file(),
+        "cuda_unavailable": _library.unavailable_reason(),
+    }
+    if _library.is_loaded():
+        lines = torch.ops.moe_ext.build_info().splitlines()
+        info |= dict(line.split("=", 1) for line in lines if "=" in line)
+    return info

@@ -1,0 +1,100 @@
+"""Gradients: there are none yet, so inputs that require grad are accepted and backward raises."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LIBRARY = torch.library.Library("moe_ext", "FRAGMENT")
+_LIBRARY.define(
+    "_raise_inference_only(Tensor grad, Tensor like) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_RAISE_INFERENCE_ONLY = torch.ops.moe_ext._raise_inference_only.default
+
+# What the dispatcher looks at after the autograd kernel.
+_BELOW_AUTOGRAD = torch._C._after_ADInplaceOrView_keyset
+_BACKENDS = (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CPU)
+
+
+@functools.lru_cache(maxsize=256)
+def _comes_to_backend(keyset: int) -> bool:
+    """Whether nothing stands between autograd and the backend: no fake tensors, no tracing."""
+    below = torch._C.DispatchKeySet.from_raw_repr(keyset) & _BELOW_AUTOGRAD
+    return below.highestPriorityTypeId() in _BACKENDS
+
+
+def autograd_kernel(op: Any, implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the Autograd kernel of `op`, one of `grouped_gemm` and `grouped_gemm_out`."""
+
+    def kernel(keyset: Any, a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Any:
+        out = options.get("out")
+        if out is not None and not out.is_inference():
+            torch.autograd.graph.increment_version(out)
+
+        def redispatch() -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return op.redispatch(keyset & _BELOW_AUTOGRAD, a, b, offs, **options)
+
+        if torch.is_grad_enabled():
+            inputs = (a, b, options.get("scale_a"), options.get("scale_b"))
+            for tensor in (*inputs, out):
+                if tensor is not None and tensor.requires_grad:
+                    result = _InferenceOnly.apply(  # type: ignore[no-untyped-call]
+                        redispatch, out, *inputs
+                    )
+                    return result if out is None else None
+        # The dispatcher would only come to the implementation: going there directly saves 2 us.
+        if _comes_to_backend(keyset.raw_repr()):
+            return implementation(a, b, offs, **options)
+        return redispatch()
+
+    return kernel
+
+
+class _InferenceOnly(torch.autograd.Function):
+    """Ties the result to the inputs, so that backward raises, not silently leaves them out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[[], Tensor | None], out: Tensor | None, *inputs: Tensor | None
+    ) -> Tensor | None:
+        ctx.save_for_backward(*inputs)
+        result = run()
+        if out is not None:
+            ctx.mark_dirty(out)
+            return out
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        # An op, so that it raises when backward runs, not when torch.compile traces it ahead of
+        # time.
+        wanted = zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
+        gradients = [
+            _RAISE_INFERENCE_ONLY(grads[0], tensor) if needed else None for tensor, needed in wanted
+        ]
+        return None, None, *gradients
+
+
+def _raise_inference_only(grad: Tensor, like: Tensor) -> Tensor:
+    raise RuntimeError(
+        "grouped_gemm: backward must not be called, since moe_ext is inference only, got a "
+        f"gradient of shape {tuple(grad.shape)}; run the model under torch.no_grad() or "
+        "torch.inference_mode()"
+    )
+
+
+def _raise_inference_only_fake(grad: Tensor, like: Tensor) -> Tensor:
+    return torch.empty_like(like)
+
+
+_LIBRARY.impl("_raise_inference_only", _raise_inference_only, "CPU")
+_LIBRARY.impl("_raise_inference_only", _raise_inference_only, "CUDA")
+torch.library.register_fake(
+    "moe_ext::_raise_inference_only", _raise_inference_only_fake, lib=_LIBRARY
+)

@@ -1,0 +1,232 @@
+"""Every documented argument error of `grouped_gemm`, found on the host before anything is launched.
+
+Runs in each call, so each size is read once; messages are put together only when one is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moe_ext._configs import config_index
+
+MAX_GROUPS = 4096
+_ALIGNMENT_BYTES = 16
+_BF16 = torch.bfloat16
+_FP8 = torch.float8_e4m3fn
+_FP32 = torch.float32
+_INT32 = torch.int32
+_ONE_ELEMENT = (torch.Size(()), torch.Size((1,)))
+_SCALE_BLOCK = 128
+
+
+def check_grouped_gemm(
+    op: str,
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
+    scale_b_offset: Sequence[int],
+    n_segments: int,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    accumulate: str,
+    config: str | None,
+) -> tuple[int, int, int, int, int, str, torch.dtype, int | None]:
+    """Raise a ValueError for the first argument that breaks the contract.
+
+    Returns:
+        num_rows, num_groups, n, k, the device's index (-1: CPU), the operands' dtype as dispatch
+        names it, the output's dtype, and the index of the kernel that `config` names (None: none).
+    """
+    dtype = a.dtype
+    if dtype is _FP8:
+        name, item_bytes = "fp8", 1
+        if accumulate not in ("promoted", "fast"):
+            raise ValueError(f'{op}: `accumulate` must be "promoted" or "fast", got "{accumulate}"')
+    elif dtype is _BF16:
+        name, item_bytes = "bf16", 2
+        if accumulate != "promoted":
+            raise ValueError(
+                f'{op}: `accumulate` must be "promoted" (the default) for bfloat16 operands, '
+                f'which always accumulate in float32, got "{accumulate}"'
+            )
+    else:
+        raise ValueError(f"{op}: `a` must be bfloat16 or float8_e4m3fn, got {_dtype(dtype)}")
+    if b.dtype is not dtype:
+        raise ValueError(f"{op}: `b` must be {_dtype(dtype)} to match `a`, got {_dtype(b.dtype)}")
+    if offs.dtype is not _INT32:
+        raise ValueError(f"{op}: `offs` must be int32, got {_dtype(offs.dtype)}")
+    if out_dtype is None:
+        out_dtype = _BF16
+    elif out_dtype is not _BF16 and out_dtype is not _FP32:
+        raise ValueError(f"{op}: `out_dtype` must be bfloat16 or float32, got {_dtype(out_dtype)}")
+
+    device_index = a.get_device()
+    if b.get_device() != device_index:
+        raise ValueError(_device_message(op, "b", b, a))
+    if offs.get_device() != device_index:
+        raise ValueError(_device_message(op, "offs", offs, a))
+
+    a_shape, b_shape = a.shape, b.shape
+    if len(a_shape) != 2:
+        raise ValueError(f"{op}: `a` must have shape (num_rows, k), got {tuple(a_shape)}")
+    if len(b_shape) != 3:
+        raise ValueError(f"{op}: `b` must have shape (num_groups, n, k), got {tuple(b_shape)}")
+    num_rows, k = a_shape
+    num_groups, n, b_k = b_shape
+    if b_k != k:
+        raise ValueError(
+            f"{op}: `b` must have shape (num_groups, n, k) = (*, *, {k}) to match `a`, got "
+            f"{tuple(b_shape)}"
+        )
+    if not 0 < num_groups <= MAX_GROUPS:
+        raise ValueError(f"{op}: `b` must have 1 to {MAX_GROUPS} groups, got {num_groups}")
+    if offs.shape != (num_groups,):
+        raise ValueError(
+            f"{op}: `offs` must have shape (num_groups,) = ({num_groups},) to match `b`, "
+            f"got {tuple(offs.shape)}"
+        )
+    if k * item_bytes % _ALIGNMENT_BYTES:
+        raise ValueError(
+            f"{op}: `a` must have k a multiple of {_ALIGNMENT_BYTES // item_bytes} "
+            f"({_ALIGNMENT_BYTES} bytes of {_dtype(dtype)}), got {k}"
+        )
+    n_multiple = 8 if out_dtype is _BF16 else 4
+    if n % n_multiple:
+        raise ValueError(
+            f"{op}: `b` must have n a multiple of {n_multiple} for {_dtype(out_dtype)} output, "
+            f"got {n}"
+        )
+
+    row_stride, inner = a.stride()
+    if (inner != 1 and k > 1) or (num_rows > 1 and _bad_stride(row_stride, k, item_bytes)):
+        raise ValueError(_stride_message(op, "a", a, k, item_bytes))
+    group_stride, row_stride, inner = b.stride()
+    if (
+        (inner != 1 and k > 1)
+        or (n > 1 and _bad_stride(row_stride, k, item_bytes))
+        or (num_groups > 1 and _bad_stride(group_stride, k, item_bytes))
+    ):
+        raise ValueError(_stride_message(op, "b", b, k, item_bytes))
+    if num_groups > 1 and offs.stride() != (1,):
+        raise ValueError(f"{op}: `offs` must be contiguous, got stride {offs.stride()[0]}")
+    if (a.data_ptr() | b.data_ptr()) % _ALIGNMENT_BYTES:
+        argument, tensor = ("a", a) if a.data_ptr() % _ALIGNMENT_BYTES else ("b", b)
+        raise ValueError(_pointer_message(op, argument, tensor))
+
+    if scale_a is not None:
+        if name == "bf16" or scale_a.dtype is not _FP32 or scale_a.get_device() != device_index:
+            raise ValueError(_scale_message(op, "scale_a", scale_a, a))
+        if scale_a.shape not in _ONE_ELEMENT:
+            raise ValueError(_scale_a_layout_message(op, tuple(scale_a.shape), num_rows, k))
+    if scale_b is not None:
+        if name == "bf16" or scale_b.dtype is not _FP32 or scale_b.get_device() != device_index:
+            raise ValueError(_scale_message(op, "scale_b", scale_b, a))
+        shape = scale_b.shape
+        if shape != (num_groups,) and shape not in _ONE_ELEMENT:
+            raise ValueError(_scale_b_layout_message(op, tuple(shape), num_groups, n, k))
+    if n_segments != 1:
+        raise ValueError(
+            f"{op}: `n_segments` must be 1 (restarting block scales is not supported yet), got "
+            f"{n_segments}"
+        )
+    if tuple(scale_b_offset) != (0, 0):
+        raise ValueError(
+            f"{op}: `scale_b_offset` must be (0, 0) (block scales that begin inside a block are "
+            f"not supported yet), got {tuple(scale_b_offset)}"
+        )
+    if bias is not None:
+        raise ValueError(
+            f"{op}: `bias` must be None (a bias is not supported yet), got shape "
+            f"{tuple(bias.shape)}"
+        )
+    index = None if config is None else config_index(op, config, name, accumulate)
+    return num_rows, num_groups, n, k, device_index, name, out_dtype, index
+
+
+def check_out_dtype(op: str, out: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype of `out`; raise a ValueError unless it is one the kernels write."""
+    dtype = out.dtype
+    if dtype is not _BF16 and dtype is not _FP32:
+        raise ValueError(f"{op}: `out` must be bfloat16 or float32, got {_dtype(dtype)}")
+    if out_dtype is not None and out_dtype is not dtype:
+        raise ValueError(
+            f"{op}: `out_dtype` must be None or {_dtype(dtype)} to match `out`, "
+            f"got {_dtype(out_dtype)}"
+        )
+    return dtype
+
+
+def check_out(op: str, out: Tensor, a: Tensor, num_rows: int, n: int) -> None:
+    """Raise a ValueError unless `out` can hold the result of a checked problem."""
+    if out.get_device() != a.get_device():
+        raise ValueError(_device_message(op, "out", out, a))
+    if out.shape != (num_rows, n):
+        raise ValueError(
+            f"{op}: `out` must have shape (num_rows, n) = ({num_rows}, {n}), got {tuple(out.shape)}"
+        )
+    row_stride, inner = out.stride()
+    item_bytes = out.itemsize
+    if (inner != 1 and n > 1) or (num_rows > 1 and _bad_stride(row_stride, n, item_bytes)):
+        raise ValueError(_stride_message(op, "out", out, n, item_bytes))
+    if out.data_ptr() % _ALIGNMENT_BYTES:
+        raise ValueError(_pointer_message(op, "out", out))
+
+
+def _bad_stride(stride: int, row_elems: int, item_bytes: int) -> bool:
+    return stride < row_elems or stride * item_bytes % _ALIGNMENT_BYTES != 0
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _stride_message(op: str, argument: str, tensor: Tensor, row_elems: int, item_bytes: int) -> str:
+    return (
+        f"{op}: `{argument}` must have a contiguous last dimension and its other strides at least "
+        f"{row_elems} and multiples of {_ALIGNMENT_BYTES // item_bytes} ({_ALIGNMENT_BYTES} "
+        f"bytes), got strides {tensor.stride()} for shape {tuple(tensor.shape)}"
+    )
+
+
+def _pointer_message(op: str, argument: str, tensor: Tensor) -> str:
+    return (
+        f"{op}: `{argument}` must begin at a multiple of {_ALIGNMENT_BYTES} bytes, "
+        f"got an address {tensor.data_ptr() % _ALIGNMENT_BYTES} bytes past one"
+    )
+
+
+def _device_message(op: str, argument: str, tensor: Tensor, a: Tensor) -> str:
+    return f"{op}: `{argument}` must be on {a.device}, where `a` is, got {tensor.device}"
+
+
+def _scale_message(op: str, argument: str, scale: Tensor, a: Tensor) -> str:
+    if a.dtype is _BF16:
+        return (
+            f"{op}: `{argument}` must be None for bfloat16 operands, got shape {tuple(scale.shape)}"
+        )
+    if scale.dtype is not _FP32:
+        return f"{op}: `{argument}` must be float32, got {_dtype(scale.dtype)}"
+    return _device_message(op, argument, scale, a)
+
+
+def _scale_a_layout_message(op: str, shape: tuple[int, ...], num_rows: int, k: int) -> str:
+    later = ((num_rows,), (num_rows, 1), (num_rows, -(-k // _SCALE_BLOCK)))
+    note = " (scales per row or per block are not supported yet)" if shape in later else ""
+    return f"{op}: `scale_a` must have shape () or (1,){note}, got {shape}"
+
+
+def _scale_b_layout_message(
+    op: str, shape: tuple[int, ...], num_groups: int, n: int, k: int
+) -> str:
+    blocks = (num_groups, -(-n // _SCALE_BLOCK), -(-k // _SCALE_BLOCK))
+    later = ((num_groups, n), (num_groups, n, 1), blocks)
+    note = " (scales per channel or per block are not supported yet)" if shape in later else ""
+    return (
+        f"{op}: `scale_b` must have shape (), (1,) or (num_groups,) = ({num_groups},){note}, "
+        f"got {shape}"
+    )

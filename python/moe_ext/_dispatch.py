@@ -1,0 +1,174 @@
+"""Which compiled kernel runs: pure functions of host numbers, never of device memory.
+
+The measured table decides where it has a row, a cost model over tiles, waves and bytes where it
+has none.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from moe_ext._configs import GroupedGemmConfig, all_configs, matching_configs
+from moe_ext._dispatch_table import TABLE, Row
+
+ITEM_BYTES = {"bf16": 2, "fp8": 1}
+
+# Ceilings of one H200 (132 SMs, 700 W): docs/architecture.md says how they were measured.
+READ_BYTES_PER_US = 4.5e6
+DENSE_FLOPS_PER_US = {"bf16": 720e6, "fp8": 1350e6}
+LAUNCH_US = 2.0
+_CEILING_SMS = 132
+
+# What one SM reads when its neighbours are idle: about 96 KiB in flight, 1.2 us there and back.
+_SM_READ_BYTES_PER_US = 80e3
+# Filling the ring and storing the tile, hidden only behind a second CTA on the same SM.
+_TILE_OVERHEAD_US = 1.0
+# Adding the tensor core's sums into fp32 registers every 128 of K.
+_PROMOTION_SLOWDOWN = 1.1
+
+
+class Problem(NamedTuple):
+    """What the choice depends on; `accumulate` is "fp32" for bf16, "promoted" or "fast" for fp8."""
+
+    dtype: str
+    accumulate: str
+    num_rows: int
+    num_groups: int
+    n: int
+    k: int
+    sm_count: int
+
+
+class Decision(NamedTuple):
+    """The chosen kernel and why: `source` is "table" or "cost model"."""
+
+    config: GroupedGemmConfig
+    source: str
+    reason: str
+
+
+def _ceil_div(dividend: int, divisor: int) -> int:
+    return (dividend + divisor - 1) // divisor
+
+
+def expected_active_groups(num_rows: int, num_groups: int) -> int:
+    """Groups that own a row when each row falls on any group with the same chance."""
+    if num_rows <= 0:
+        return 0
+    return max(1, round(num_groups * (1.0 - (1.0 - 1.0 / num_groups) ** num_rows)))
+
+
+def floor_us(dtype: str, num_rows: int, active_groups: int, n: int, k: int) -> float:
+    """The least a GEMM can take: weights read once, or the dense rate, plus a launch."""
+    read_us = active_groups * n * k * ITEM_BYTES[dtype] / READ_BYTES_PER_US
+    return max(read_us, 2 * num_rows * n * k / DENSE_FLOPS_PER_US[dtype]) + LAUNCH_US
+
+
+def predict_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) -> float:
+    """Estimate the time of `problem`, its rows spread evenly over `active_groups`."""
+    least = floor_us(problem.dtype, problem.num_rows, active_groups, problem.n, problem.k)
+    return max(least, LAUNCH_US + _busy_us(config, problem, active_groups))
+
+
+def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) -> float:
+    """Estimate how long the busiest SM works."""
+    if problem.num_rows <= 0 or problem.n <= 0:
+        return 0.0
+    share = _ceil_div(problem.num_rows, active_groups)
+    token_tiles = _ceil_div(share, config.tile_tokens)
+    width = config.tile_tokens
+    if config.order == "SwapAB":
+        granule = 8 * config.cluster
+        width = min(width, _ceil_div(_ceil_div(share, token_tiles), granule) * granule)
+    weight_steps = _ceil_div(problem.n, config.tile_weights * config.cluster)
+    tiles = active_groups * token_tiles * weight_steps * config.cluster
+    tiles_per_sm = _ceil_div(tiles, problem.sm_count)
+
+    # Under 64 columns WGMMA waits for its 64-row operand: reading that takes as long as 32 columns.
+    columns = width if config.order == "Plain" else max(width, 32 + width // 2)
+    flops_per_us = DENSE_FLOPS_PER_US[problem.dtype] / _CEILING_SMS
+    math_us = 2.0 * config.tile_weights * columns * problem.k / flops_per_us
+    if problem.accumulate == "promoted":
+        math_us *= _PROMOTION_SLOWDOWN
+    row_bytes = problem.k * ITEM_BYTES[problem.dtype]
+    load_us = (config.tile_weights + width / config.cluster) * row_bytes / _SM_READ_BYTES_PER_US
+    return tiles_per_sm * (max(math_us, load_us) + _TILE_OVERHEAD_US / config.ctas_per_sm)
+
+
+def decide(
+    problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: tuple[Row, ...]
+) -> Decision:
+    """Choose among `configs`, all of which fit the problem's dtype and accumulation."""
+    sizes = problem[2:]
+    for row in table:
+        if (
+            row.dtype == problem.dtype
+            and row.accumulate == problem.accumulate
+            and row.matches(*sizes)
+        ):
+            chosen = next(config for config in configs if config.id == row.config)
+            return Decision(chosen, "table", row.measurement)
+    active_groups = expected_active_groups(problem.num_rows, problem.num_groups)
+    # Many kernels reach the floor when weights dominate; the least busy of them has most to spare.
+    least = floor_us(problem.dtype, problem.num_rows, active_groups, problem.n, problem.k)
+    busy = [_busy_us(config, problem, active_groups) for config in configs]
+    costs = [(max(least, LAUNCH_US + busy_us), busy_us) for busy_us in busy]
+    best = min(costs)
+    reason = f"least of {len(configs)} estimates, {best[0]:.1f} us"
+    return Decision(configs[costs.index(best)], "cost model", reason)
+
+
+@functools.lru_cache(maxsize=64)
+def _candidates(
+    dtype: str, accumulate: str
+) -> tuple[tuple[GroupedGemmConfig, ...], tuple[Row, ...]]:
+    configs = matching_configs(dtype, accumulate)
+    if not configs:
+        raise RuntimeError(
+            f'moe_ext: a kernel for {dtype} operands with accumulate="{accumulate}" must be '
+            "compiled, "
+            f"got only {', '.join(config.id for config in all_configs())}"
+        )
+    ids = {config.id for config in configs}
+    return configs, tuple(row for row in TABLE if row.config in ids)
+
+
+def choose(
+    *,
+    dtype: str,
+    accumulate: str,
+    num_rows: int,
+    num_groups: int,
+    n: int,
+    k: int,
+    sm_count: int = _CEILING_SMS,
+) -> Decision:
+    """Choose a compiled kernel and say why; `accumulate` does not matter for bf16."""
+    if dtype == "bf16":
+        accumulate = "fp32"
+    problem = Problem(dtype, accumulate, num_rows, num_groups, n, k, sm_count)
+    return decide(problem, *_candidates(dtype, accumulate))
+
+
+@functools.lru_cache(maxsize=8192)
+def select(
+    *,
+    dtype: str,
+    accumulate: str,
+    num_rows: int,
+    num_groups: int,
+    n: int,
+    k: int,
+    sm_count: int = _CEILING_SMS,
+) -> int:
+    """Choose a compiled kernel's index: what a call of the op asks for, remembered per problem."""
+    return choose(
+        dtype=dtype,
+        accumulate=accumulate,
+        num_rows=num_rows,
+        num_groups=num_groups,
+        n=n,
+        k=k,
+        sm_count=sm_count,
+    ).config.index

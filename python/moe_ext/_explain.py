@@ -1,0 +1,199 @@
+"""`moe_ext.explain`: the kernel that would run for a problem, why, and what it should cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from moe_ext._configs import planner
+from moe_ext._dispatch import ITEM_BYTES, Problem, choose, floor_us, predict_us
+
+_DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The choice for one problem; `print` it, or read the fields.
+
+    Attributes:
+        dtype: "bf16" or "fp8" operands.
+        accumulate: "fp32" (bf16), "promoted" or "fast" (fp8).
+        num_rows: rows of `a`.
+        num_groups: matrices in `b`.
+        n: columns of the result.
+        k: summed dimension.
+        sm_count: streaming multiprocessors of the GPU.
+        config: id of the chosen kernel.
+        config_index: its index, what the C++ op takes.
+        source: "table" (a measured choice) or "cost model".
+        reason: the table row's measurement, or the cost model's estimate.
+        active_groups: groups that own at least one row.
+        largest_group: rows of the largest group.
+        num_tiles: output tiles, each computed by one CTA.
+        waves: num_tiles over the CTAs that run at the same time.
+        padded_rows: rows computed beyond the real ones, because tiles have fixed widths.
+        token_widths: token tile widths in use, ascending.
+        weight_bytes: bytes of the active groups' weights.
+        floor_us: the least the GEMM can take on an H200: weights read once, or the dense rate,
+            plus 2 us.
+        predicted_us: the cost model's estimate.
+    """
+
+    dtype: str
+    accumulate: str
+    num_rows: int
+    num_groups: int
+    n: int
+    k: int
+    sm_count: int
+    config: str
+    config_index: int
+    source: str
+    reason: str
+    active_groups: int
+    largest_group: int
+    num_tiles: int
+    waves: float
+    padded_rows: int
+    token_widths: tuple[int, ...]
+    weight_bytes: int
+    floor_us: float
+    predicted_us: float
+
+    def __str__(self) -> str:
+        """Lay the choice out in a few aligned lines."""
+        widths = ", ".join(map(str, self.token_widths)) or "none"
+        lines = (
+            (
+                "problem",
+                f"{self.dtype} {self.accumulate}, {self.num_rows} rows in {self.num_groups} "
+                f"groups, n {self.n}, k {self.k}",
+            ),
+            ("kernel", f"{self.config} (index {self.config_index})"),
+            ("why", f"{self.source}: {self.reason}"),
+            (
+                "work",
+                f"{self.active_groups} groups with rows, the largest {self.largest_group}; "
+                f"token tiles of {widths}",
+            ),
+            (
+                "tiles",
+                f"{self.num_tiles} on {self.sm_count} SMs, {self.waves:.2f} waves, "
+                f"{self.padded_rows} rows of padding",
+            ),
+            ("weights", f"{self.weight_bytes / 2**20:.1f} MiB"),
+            ("time", f"floor {self.floor_us:.1f} us, predicted {self.predicted_us:.1f} us"),
+        )
+        return "\n".join(f"{label:8} {text}" for label, text in lines)
+
+
+def explain(
+    *,
+    dtype: torch.dtype | str,
+    num_rows: int,
+    num_groups: int,
+    n: int,
+    k: int,
+    accumulate: str = "promoted",
+    offs: Sequence[int] | None = None,
+    sm_count: int = 132,
+) -> Explanation:
+    """Say which compiled kernel `grouped_gemm` would run, why, and what it should cost.
+
+    Args:
+        dtype: torch.bfloat16 or torch.float8_e4m3fn, or "bf16" or "fp8".
+        num_rows: rows of `a`: tokens times top-k in a layer.
+        num_groups: matrices in `b`.
+        n: columns of the result.
+        k: summed dimension.
+        accumulate: "promoted" or "fast"; bf16 always accumulates in fp32.
+        offs: end row of each group, host numbers. None spreads the rows evenly. They change the
+            tiles and times that are told, not the choice: the dispatcher never sees them.
+        sm_count: streaming multiprocessors of the GPU.
+
+    Returns:
+        An `Explanation`.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Notes:
+        Host only: needs no GPU.
+
+    Example:
+        >>> explanation = explain(dtype="fp8", num_rows=512, num_groups=128, n=1536, k=2048)
+        >>> explanation.num_groups, explanation.active_groups
+        (128, 128)
+    """
+    name = _DTYPE_NAMES.get(dtype) if isinstance(dtype, torch.dtype) else dtype
+    if name not in ITEM_BYTES:
+        raise ValueError(
+            f'explain: `dtype` must be bfloat16 ("bf16") or float8_e4m3fn ("fp8"), got {dtype}'
+        )
+    if accumulate not in (("promoted",) if name == "bf16" else ("promoted", "fast")):
+        raise ValueError(
+            'explain: `accumulate` must be "promoted", or "fast" for fp8 operands, got '
+            f'"{accumulate}" '
+            f"for {name}"
+        )
+    for argument, value, least in (
+        ("num_rows", num_rows, 0),
+        ("num_groups", num_groups, 1),
+        ("n", n, 0),
+        ("k", k, 0),
+        ("sm_count", sm_count, 1),
+    ):
+        if value < least:
+            raise ValueError(f"explain: `{argument}` must be at least {least}, got {value}")
+    ends = _even_offs(num_rows, num_groups) if offs is None else [int(end) for end in offs]
+    if len(ends) != num_groups:
+        raise ValueError(f"explain: `offs` must have {num_groups} entries, got {len(ends)}")
+    rows = [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    if min(rows) < 0 or ends[-1] > num_rows:
+        raise ValueError(
+            f"explain: `offs` must not decrease and end at num_rows = {num_rows} at most, got "
+            f"{ends}"
+        )
+
+    decision = choose(
+        dtype=name,
+        accumulate=accumulate,
+        num_rows=num_rows,
+        num_groups=num_groups,
+        n=n,
+        k=k,
+        sm_count=sm_count,
+    )
+    config = decision.config
+    plan = planner().plan(ends, num_rows, n, config.index, sm_count)
+    active_groups = sum(1 for count in rows if count)
+    problem = Problem(name, config.accumulate, ends[-1], num_groups, n, k, sm_count)
+    return Explanation(
+        dtype=name,
+        accumulate=config.accumulate,
+        num_rows=num_rows,
+        num_groups=num_groups,
+        n=n,
+        k=k,
+        sm_count=sm_count,
+        config=config.id,
+        config_index=config.index,
+        source=decision.source,
+        reason=decision.reason,
+        active_groups=active_groups,
+        largest_group=max(rows),
+        num_tiles=plan["num_tiles"],
+        waves=plan["waves"],
+        padded_rows=plan["padded_rows"],
+        token_widths=tuple(sorted({width for width in plan["token_widths"] if width})),
+        weight_bytes=active_groups * n * k * ITEM_BYTES[name],
+        floor_us=floor_us(name, ends[-1], active_groups, n, k),
+        predicted_us=predict_us(config, problem, active_groups),
+    )
+
+
+def _even_offs(num_rows: int, num_groups: int) -> list[int]:
+    each, rest = divmod(num_rows, num_groups)
+    return [each * (group + 1) + min(rest, group + 1) for group in range(num_groups)]

@@ -1,0 +1,137 @@
+"""Loads the CUDA library at the first op call on CUDA tensors, and explains all that can fail.
+
+Nothing here runs at import. What is found out once (the library, a device) is remembered; failures
+are not, so a call after the cause was removed succeeds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from moe_ext._configs import planner
+
+LIBRARY_PATH = Path(__file__).parent / "moe_ext_cuda.so"
+OLDEST_TORCH = (2, 10)
+# The library holds a static CUDA 13.0 runtime and code for sm_90a only.
+OLDEST_DRIVER_CUDA = 13000
+CAPABILITY = (9, 0)
+
+
+class DeviceKernels(NamedTuple):
+    """What a call needs of a checked device: the C++ op and what the dispatcher keys on."""
+
+    grouped_gemm_configured: Callable[..., Any]
+    sm_count: int
+
+
+def _torch_version() -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _driver_cuda_version() -> int | None:
+    """CUDA version the driver serves (13000 for 13.0), or None where no driver is installed."""
+    version = ctypes.c_int()
+    try:
+        status = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return None
+    return version.value if status == 0 else None
+
+
+def _check_environment() -> None:
+    if _torch_version() < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise RuntimeError(
+            f"moe_ext: torch must be {oldest} or newer for the CUDA kernels, got "
+            f"{torch.__version__}"
+        )
+    if torch.version.cuda is None:
+        raise RuntimeError(
+            "moe_ext: torch must be a CUDA build to run the CUDA kernels, "
+            f"got {torch.__version__}, built without CUDA"
+        )
+    if not LIBRARY_PATH.is_file():
+        raise RuntimeError(
+            f"moe_ext: the CUDA library must be at {LIBRARY_PATH}, got no such file: the package "
+            "was installed for the CPU only; reinstall it with MOE_EXT_BUILD_CUDA=on in the "
+            "environment of pip"
+        )
+    driver = _driver_cuda_version()
+    if driver is None or driver < OLDEST_DRIVER_CUDA:
+        have = "none" if driver is None else f"one for CUDA {driver // 1000}.{driver % 1000 // 10}"
+        raise RuntimeError(
+            "moe_ext: the NVIDIA driver must serve CUDA 13.0 (version 580) or newer, "
+            f"got {have}; update the driver"
+        )
+
+
+@functools.cache
+def load() -> Callable[..., Any]:
+    """Load the CUDA library and return its op, or say in a RuntimeError what is missing."""
+    _check_environment()
+    try:
+        torch.ops.load_library(str(LIBRARY_PATH))
+    except OSError as error:
+        raise RuntimeError(
+            f"moe_ext: the CUDA library {LIBRARY_PATH} must load under torch {torch.__version__} "
+            f"(CUDA {torch.version.cuda}), got: {error.__cause__ or error}; reinstall the package"
+        ) from error
+    compiled = torch.ops.moe_ext.grouped_gemm_configs().strip()
+    expected = planner().configs_csv().strip()
+    if compiled != expected:
+        raise RuntimeError(
+            "moe_ext: the CUDA library must hold the kernels that the planner lists, got "
+            f"{_first_difference(expected, compiled)}; one of the two files is from another build: "
+            "reinstall the package"
+        )
+    op: Callable[..., Any] = torch.ops.moe_ext.grouped_gemm_configured.default
+    return op
+
+
+def _first_difference(expected: str, compiled: str) -> str:
+    planned, found = expected.splitlines(), compiled.splitlines()
+    for line, (want, have) in enumerate(zip(planned, found, strict=False)):
+        if want != have:
+            return f"{have!r} in place of {want!r} (line {line})"
+    return f"{len(found) - 1} kernels in place of {len(planned) - 1}"
+
+
+@functools.cache
+def device_kernels(device_index: int) -> DeviceKernels:
+    """Check the GPU `device_index` and return what a call on it needs."""
+    op = load()
+    try:
+        properties = torch.cuda.get_device_properties(device_index)
+    except (RuntimeError, AssertionError) as error:
+        raise RuntimeError(
+            f"moe_ext: CUDA must be usable on device cuda:{device_index}, got: {error}"
+        ) from error
+    capability = (properties.major, properties.minor)
+    if capability != CAPABILITY:
+        raise RuntimeError(
+            "moe_ext: the GPU must be of compute capability 9.0 (H100, H200, H20), got "
+            f"{properties.name} (cuda:{device_index}) of capability {capability[0]}.{capability[1]}"
+        )
+    return DeviceKernels(op, properties.multi_processor_count)
+
+
+def is_loaded() -> bool:
+    """Whether the CUDA library is in this process."""
+    return str(LIBRARY_PATH.resolve()) in torch.ops.loaded_libraries
+
+
+def unavailable_reason() -> str | None:
+    """Say why the CUDA library cannot be used here, or None where it can; loads it to find out."""
+    try:
+        load()
+    except RuntimeError as error:
+        return str(error)
+    return None

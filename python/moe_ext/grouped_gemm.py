@@ -1,0 +1,277 @@
+"""The op `moe_ext::grouped_gemm`: contract, schema, CPU and CUDA implementation, fake.
+
+The dispatcher runs inside the op, so that compiled graphs hold one node whatever the sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe_ext._autograd import autograd_kernel
+from moe_ext._checks import check_grouped_gemm, check_out, check_out_dtype
+from moe_ext._dispatch import select
+from moe_ext._library import device_kernels
+from moe_ext.reference import grouped_gemm_reference
+
+_OPTIONS = (
+    "Tensor? scale_a=None, Tensor? scale_b=None, int[] scale_b_offset=[0,0], int n_segments=1, "
+    "Tensor? bias=None, ScalarType? out_dtype=None, str accumulate='promoted', bool "
+    "offs_ready=False, str? config=None"
+)
+_LIBRARY = torch.library.Library("moe_ext", "FRAGMENT")
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_LIBRARY.define(
+    f"grouped_gemm(Tensor a, Tensor b, Tensor offs, *, {_OPTIONS}) -> Tensor", tags=_TAGS
+)
+_LIBRARY.define(
+    f"grouped_gemm_out(Tensor a, Tensor b, Tensor offs, *, {_OPTIONS}, Tensor(a!) out) -> ()",
+    tags=_TAGS,
+)
+_GROUPED_GEMM = torch.ops.moe_ext.grouped_gemm.default
+_GROUPED_GEMM_OUT = torch.ops.moe_ext.grouped_gemm_out.default
+
+
+def grouped_gemm(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    *,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    scale_b_offset: Sequence[int] = (0, 0),
+    n_segments: int = 1,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
+    offs_ready: bool = False,
+    config: str | None = None,
+) -> Tensor:
+    """Multiply each group of rows of `a` by its own matrix.
+
+    out[i] = (a[i] @ b[g].T) * scale_a * scale_b[g] for the rows i of group g. The rows of group g
+    are offs[g - 1] to offs[g], the convention of `torch.nn.functional.grouped_mm`.
+
+    Args:
+        a: (num_rows, k), bfloat16 or float8_e4m3fn, K contiguous, rows 16-byte aligned and not
+            overlapping; CUDA, or CPU for the slow reference. Rows sorted by group. k may be 0.
+        b: (num_groups, n, k), same dtype and device, K contiguous, rows 16-byte aligned; may be a
+            view of a larger tensor. 1 to 4,096 groups; n a multiple of 8 (bfloat16 out) or 4
+            (float32 out).
+        offs: (num_groups,), int32, contiguous, same device. End row of each group, not decreasing,
+            at most num_rows; equal neighbours make an empty group. Never read by the host on CUDA.
+        scale_a: () or (1,), float32, same device; FP8 only. None is 1.
+        scale_b: (), (1,) or (num_groups,), float32, same device; FP8 only. None is 1.
+        scale_b_offset: where in a 128x128 block of scales `b` begins. Only (0, 0) so far.
+        n_segments: parts of n with block grids of their own. Only 1 so far.
+        bias: added to each row of a group. Only None so far.
+        out_dtype: torch.bfloat16 (the default) or torch.float32.
+        accumulate: FP8 only. "promoted" adds the tensor core's 14-bit sums into float32 at least
+            every 128 of K; "fast" does not. BF16 always accumulates in float32.
+        offs_ready: promises that `offs` and `b` were final before the previous kernel on this
+            stream began, so that this one may start to load weights while that one still runs.
+            True for the second GEMM of a layer.
+        config: id of the compiled kernel to run, one of `moe_ext.kernels()`; None lets the
+            dispatcher choose.
+
+    Returns:
+        (num_rows, n), `out_dtype`, contiguous. Accumulated in float32, rounded once. Rows past the
+        last offset are left unwritten (uninitialised memory).
+
+    Raises:
+        ValueError: an argument differs from the above; the message has what was expected and what
+            came.
+        RuntimeError: the CUDA library cannot run here (not installed, wrong GPU, old driver or
+            torch).
+
+    Notes:
+        Does not synchronise on CUDA; safe in CUDA graphs (sizes fixed, offsets may change between
+        replays). Deterministic. Offsets that break the contract give unspecified values, never an
+        access outside the tensors. Inputs that require grad are accepted, backward raises:
+        inference only.
+
+    Example:
+        >>> a, b = torch.ones(5, 16).bfloat16(), torch.ones(2, 8, 16).bfloat16()
+        >>> out = grouped_gemm(a, b, torch.tensor([2, 5], dtype=torch.int32))
+        >>> out.shape, out[0, 0].item()
+        (torch.Size([5, 8]), 16.0)
+    """
+    result: Tensor = _GROUPED_GEMM(
+        a,
+        b,
+        offs,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        scale_b_offset=scale_b_offset,
+        n_segments=n_segments,
+        bias=bias,
+        out_dtype=out_dtype,
+        accumulate=accumulate,
+        offs_ready=offs_ready,
+        config=config,
+    )
+    return result
+
+
+def grouped_gemm_out(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    *,
+    out: Tensor,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    scale_b_offset: Sequence[int] = (0, 0),
+    n_segments: int = 1,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
+    offs_ready: bool = False,
+    config: str | None = None,
+) -> None:
+    """Multiply each group of rows of `a` by its own matrix, into `out`.
+
+    out[i] = (a[i] @ b[g].T) * scale_a * scale_b[g] for the rows i of group g.
+
+    Args:
+        a: as in `grouped_gemm`, like all arguments but the two below.
+        b: see `grouped_gemm`.
+        offs: see `grouped_gemm`.
+        out: (num_rows, n), bfloat16 or float32, same device as `a`, last dimension contiguous, rows
+            16-byte aligned; must not overlap the inputs.
+        scale_a: see `grouped_gemm`.
+        scale_b: see `grouped_gemm`.
+        scale_b_offset: see `grouped_gemm`.
+        n_segments: see `grouped_gemm`.
+        bias: see `grouped_gemm`.
+        out_dtype: None, or the dtype of `out`.
+        accumulate: see `grouped_gemm`.
+        offs_ready: see `grouped_gemm`.
+        config: see `grouped_gemm`.
+
+    Raises:
+        ValueError: an argument differs from the above.
+        RuntimeError: the CUDA library cannot run here.
+
+    Notes:
+        Rows of `out` past the last offset keep what they held. Otherwise as `grouped_gemm`.
+    """
+    _GROUPED_GEMM_OUT(
+        a,
+        b,
+        offs,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        scale_b_offset=scale_b_offset,
+        n_segments=n_segments,
+        bias=bias,
+        out_dtype=out_dtype,
+        accumulate=accumulate,
+        offs_ready=offs_ready,
+        config=config,
+        out=out,
+    )
+
+
+def _run(
+    op: str,
+    out: Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    *,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    scale_b_offset: Sequence[int] = (0, 0),
+    n_segments: int = 1,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
+    offs_ready: bool = False,
+    config: str | None = None,
+) -> Tensor:
+    num_rows, num_groups, n, k, device_index, dtype, result_dtype, index = check_grouped_gemm(
+        op,
+        a,
+        b,
+        offs,
+        scale_a,
+        scale_b,
+        scale_b_offset,
+        n_segments,
+        bias,
+        out_dtype if out is None else check_out_dtype(op, out, out_dtype),
+        accumulate,
+        config,
+    )
+    if out is None:
+        out = a.new_empty((num_rows, n), dtype=result_dtype)
+    else:
+        check_out(op, out, a, num_rows, n)
+    if device_index < 0:
+        _warn_of_cpu()
+        return grouped_gemm_reference(a, b, offs, scale_a, scale_b, out=out)
+    kernels = device_kernels(device_index)
+    if num_rows == 0 or n == 0:
+        return out
+    if index is None:
+        index = select(
+            dtype=dtype,
+            accumulate=accumulate,
+            num_rows=num_rows,
+            num_groups=num_groups,
+            n=n,
+            k=k,
+            sm_count=kernels.sm_count,
+        )
+    kernels.grouped_gemm_configured(a, b, offs, scale_a, scale_b, out, offs_ready, index)
+    return out
+
+
+def _grouped_gemm(a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Tensor:
+    return _run("grouped_gemm", None, a, b, offs, **options)
+
+
+def _grouped_gemm_out(a: Tensor, b: Tensor, offs: Tensor, *, out: Tensor, **options: Any) -> None:
+    _run("grouped_gemm_out", out, a, b, offs, **options)
+
+
+@functools.cache
+def _warn_of_cpu() -> None:
+    if not torch.cuda.is_available():
+        warnings.warn(
+            "moe_ext: no CUDA device here, so its ops run the float32 reference on the CPU: "
+            "right, but slow",
+            stacklevel=2,
+        )
+
+
+def _grouped_gemm_fake(
+    a: Tensor, b: Tensor, offs: Tensor, *, out_dtype: torch.dtype | None = None, **options: Any
+) -> Tensor:
+    torch._check(
+        a.dim() == 2, lambda: f"grouped_gemm: `a` must have shape (num_rows, k), got {a.shape}"
+    )
+    torch._check(
+        b.dim() == 3, lambda: f"grouped_gemm: `b` must have shape (num_groups, n, k), got {b.shape}"
+    )
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or torch.bfloat16)
+
+
+def _grouped_gemm_out_fake(a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> None:
+    return None
+
+
+for _name, _op, _implementation, _fake in (
+    ("grouped_gemm", _GROUPED_GEMM, _grouped_gemm, _grouped_gemm_fake),
+    ("grouped_gemm_out", _GROUPED_GEMM_OUT, _grouped_gemm_out, _grouped_gemm_out_fake),
+):
+    _LIBRARY.impl(_name, _implementation, "CPU")
+    _LIBRARY.impl(_name, _implementation, "CUDA")
+    _LIBRARY.impl(_name, autograd_kernel(_op, _implementation), "Autograd", with_keyset=True)
+    torch.library.register_fake(f"moe_ext::{_name}", _fake, lib=_LIBRARY)

@@ -1,0 +1,41 @@
+"""Fixtures and rules for all tests: seeds, devices, and what is skipped where."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Said once by design, on machines without a GPU; torch's own deprecations are not ours to fix.
+    for ignored in (
+        "ignore:moe_ext. no CUDA device here:UserWarning",
+        "ignore::DeprecationWarning:torch.*",
+        "ignore::FutureWarning:torch.*",
+        "ignore::UserWarning:torch.*",
+    ):
+        config.addinivalue_line("filterwarnings", ignored)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for item in items:
+        needed = 2 if "multi_gpu" in item.keywords else 1 if "gpu" in item.keywords else 0
+        if num_gpus < needed:
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs, got {num_gpus}"))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device the op runs on."""
+    return request.param

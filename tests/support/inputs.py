@@ -1,0 +1,150 @@
+"""Named problems with poisoned surroundings: whatever no result may depend on is NaN."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+from moe_ext.reference import grouped_gemm_reference, quantize_fp8_per_tensor
+from torch import Tensor
+
+DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+ROW_PADDING = 16  # elements between the end of a row and the next one
+TAIL_ROWS = 5  # rows of `a` past the last offset
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Rows of each group and the two other sizes; `k_bytes` so that both dtypes share a tail."""
+
+    rows: tuple[int, ...]
+    n: int
+    k_bytes: int
+
+
+ISSUE_ROWS = (0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 257)
+CASES = {
+    "one_token": Case((1,), 256, 512),
+    "every_tile_edge": Case(ISSUE_ROWS, 256, 512),
+    "every_tile_edge_tails": Case(ISSUE_ROWS, 192, 720),
+    "first_middle_last_empty": Case((0, 5, 0, 0, 17, 0), 136, 256),
+    "all_groups_empty": Case((0, 0, 0), 64, 256),
+    "all_in_one_group": Case((0, 700, 0, 0), 512, 1024),
+    "one_large_group": Case((1500,), 384, 512),
+    "n_8": Case((3, 70, 130), 8, 256),
+    "n_176": Case((3, 0, 300), 176, 352),
+    "n_2880_k_2880": Case((2, 33), 2880, 2880),
+    "k_16_bytes": Case((9, 129), 128, 16),
+    "k_zero": Case((9, 0, 129), 128, 0),
+    "k_720_bytes": Case((20, 100), 128, 720),
+    "k_one_short_of_a_stage": Case((20, 100), 128, 1008),
+    "deep_k": Case((4, 66), 128, 8192),
+    "257_groups": Case(tuple((7 * group) % 11 for group in range(257)), 128, 256),
+}
+# The reference loops over groups, so this one is kept out of what runs for every kernel.
+MANY_GROUPS = Case(tuple(int(group % 3 == 0) for group in range(4096)), 64, 128)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Arguments of the op and what it must give in the first `num_valid` rows, in float32."""
+
+    a: Tensor
+    b: Tensor
+    offs: Tensor
+    scale_a: Tensor | None
+    scale_b: Tensor | None
+    expected: Tensor
+    num_valid: int
+
+    @property
+    def args(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.a, self.b, self.offs
+
+    @property
+    def scales(self) -> dict[str, Tensor | None]:
+        return {"scale_a": self.scale_a, "scale_b": self.scale_b}
+
+
+def offs_of(rows: tuple[int, ...] | list[int], device: str = "cpu") -> Tensor:
+    """End row of each group."""
+    ends = torch.tensor(rows, dtype=torch.int64).cumsum(0)
+    return ends.to(torch.int32).to(device)
+
+
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """A tensor of NaN."""
+    if dtype is torch.float8_e4m3fn:
+        return torch.full(shape, 0x7F, dtype=torch.uint8, device=device).view(dtype)
+    return torch.full(shape, float("nan"), dtype=dtype, device=device)
+
+
+def in_poison(x: Tensor, tail_rows: int = 0) -> Tensor:
+    """A copy of `x` as a view of a larger tensor that holds NaN everywhere else."""
+    *leading, rows, columns = x.shape
+    margin = 0 if tail_rows else 3
+    shape = (*leading, margin + rows + max(tail_rows, margin), columns + ROW_PADDING)
+    view = poisoned(shape, x.dtype, str(x.device))[
+        ..., margin : margin + rows + tail_rows, :columns
+    ]
+    bytes_or_items = torch.uint8 if x.dtype is torch.float8_e4m3fn else x.dtype
+    view.view(bytes_or_items)[..., :rows, :] = x.view(bytes_or_items)
+    return view
+
+
+def poisoned_out(num_rows: int, n: int, dtype: torch.dtype, device: str) -> Tensor:
+    """An output of NaN with padding between its rows."""
+    return poisoned((num_rows, n + ROW_PADDING), dtype, device)[:, :n]
+
+
+def random_operands(
+    case: Case, dtype: str, device: str, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Normal data, as a layer's: every output has about the same size."""
+    a, b = _draw(case, dtype, lambda *shape: torch.randn(*shape, generator=generator))
+    a, b = a.to(device), (b / max(1, a.shape[1]) ** 0.5).to(device)
+    if dtype == "bf16":
+        return a.bfloat16(), b.bfloat16(), None, None
+    if 0 in a.shape or 0 in b.shape:
+        ones = torch.ones((), device=device), torch.ones(len(case.rows), device=device)
+        return a.to(DTYPES[dtype]), b.to(DTYPES[dtype]), *ones
+    # Weights of very different size from group to group, so that a wrong scale shows.
+    b = b * torch.logspace(-2, 1, len(case.rows), device=device)[:, None, None]
+    (a, scale_a), (b, scale_b) = quantize_fp8_per_tensor(a), quantize_fp8_per_tensor(b, 1)
+    return a, b, scale_a, scale_b
+
+
+def integer_operands(
+    case: Case, dtype: str, device: str, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Small integers, whose sums no accumulator rounds, with scales that are powers of two."""
+    a, b = _draw(case, dtype, lambda *shape: torch.randint(-4, 5, shape, generator=generator))
+    a, b = a.to(device).to(DTYPES[dtype]), b.to(device).to(DTYPES[dtype])
+    if dtype == "bf16":
+        return a, b, None, None
+    scale_b = 2.0 ** (torch.arange(len(case.rows), device=device) % 5 - 2)
+    return a, b, torch.full((1,), 0.5, device=device), scale_b
+
+
+def _draw(case: Case, dtype: str, draw) -> tuple[Tensor, Tensor]:
+    k = case.k_bytes // DTYPES[dtype].itemsize
+    return draw(sum(case.rows), k), draw(len(case.rows), case.n, k)
+
+
+def build_problem(case: Case, dtype: str, values: str, device: str) -> Problem:
+    """Make a problem whose `values` are "random" or "integers", all of it embedded in NaN."""
+    generator = torch.Generator().manual_seed(1)
+    operands = random_operands if values == "random" else integer_operands
+    a, b, scale_a, scale_b = operands(case, dtype, device, generator)
+    offs = offs_of(case.rows, device)
+    expected = grouped_gemm_reference(a, b, offs, scale_a, scale_b, out_dtype=torch.float32)
+    return Problem(
+        in_poison(a, TAIL_ROWS), in_poison(b), offs, scale_a, scale_b, expected, a.shape[0]
+    )
+
+
+@functools.cache
+def named_problem(name: str, dtype: str, values: str, device: str) -> Problem:
+    """Make the problem of `CASES[name]`, once: every kernel runs on the same tensors."""
+    return build_problem(CASES[name], dtype, values, device)

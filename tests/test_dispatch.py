@@ -1,0 +1,156 @@
+"""The choice of a kernel: total, pure, within what is compiled; the table has provenance."""
+
+from __future__ import annotations
+
+import itertools
+import timeit
+
+import moe_ext
+import pytest
+from moe_ext import _dispatch
+from moe_ext._configs import matching_configs
+from moe_ext._dispatch_table import KEPT_FOR_TUNING, TABLE, Row
+
+KINDS = [("bf16", "fp32"), ("fp8", "promoted"), ("fp8", "fast")]
+ROWS = [0, 1, 2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 131072]
+# (num_groups, n, k) of both GEMMs of layers in use, whole and as shards.
+SHAPES = [
+    (8, 28672, 4096),
+    (8, 4096, 14336),
+    (8, 7168, 4096),
+    (8, 4096, 3584),
+    (128, 1536, 2048),
+    (128, 2048, 768),
+    (128, 384, 2048),
+    (128, 2048, 192),
+    (256, 512, 7168),
+    (256, 7168, 256),
+    (32, 4096, 7168),
+    (32, 7168, 2048),
+    (128, 5760, 2880),
+    (128, 2880, 2880),
+    (512, 1024, 2048),
+    (512, 2048, 512),
+    (1, 4096, 4096),
+    (4096, 64, 64),
+    (3, 8, 16),
+    (3, 8, 0),
+]
+
+
+def choose(kind, num_rows, shape, **options):
+    num_groups, n, k = shape
+    return _dispatch.choose(
+        dtype=kind[0],
+        accumulate=kind[1],
+        num_rows=num_rows,
+        num_groups=num_groups,
+        n=n,
+        k=k,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("sm_count", [78, 114, 132])
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_selection_is_total_and_fits_the_operands(kind, sm_count):
+    fitting = matching_configs(*kind)
+    for num_rows, shape in itertools.product(ROWS, SHAPES):
+        decision = choose(kind, num_rows, shape, sm_count=sm_count)
+        assert decision.config in fitting
+        assert decision.source in ("table", "cost model")
+        assert decision.reason
+
+
+def test_selection_is_pure():
+    for kind, num_rows, shape in itertools.product(KINDS, ROWS, SHAPES):
+        first = choose(kind, num_rows, shape)
+        assert choose(kind, num_rows, shape) == first
+
+
+def test_select_gives_the_index_of_the_choice():
+    index = _dispatch.select(
+        dtype="fp8", accumulate="fast", num_rows=64, num_groups=8, n=256, k=256, sm_count=132
+    )
+    assert index == choose(("fp8", "fast"), 64, (8, 256, 256)).config.index
+
+
+def test_bf16_ignores_accumulate():
+    assert choose(("bf16", "promoted"), 64, SHAPES[0]) == choose(("bf16", "fp32"), 64, SHAPES[0])
+
+
+def test_table_rows_name_compiled_kernels_and_their_measurement():
+    for row in TABLE:
+        assert row.config in {config.id for config in matching_configs(row.dtype, row.accumulate)}
+        assert len(row.measurement) > 10
+
+
+def test_every_kernel_is_chosen_somewhere_or_kept_on_purpose():
+    kinds_rows_shapes = itertools.product(KINDS, ROWS, SHAPES)
+    chosen = {choose(*problem).config.id for problem in kinds_rows_shapes}
+    ids = {config.id for config in moe_ext.kernels()}
+    assert ids - chosen - KEPT_FOR_TUNING == set()
+    assert ids >= KEPT_FOR_TUNING
+
+
+def test_first_matching_row_wins_and_other_problems_go_to_the_cost_model():
+    configs = matching_configs("fp8", "promoted")
+    rows = (
+        Row("fp8", "promoted", configs[-1].id, "first", max_rows_per_group=2, max_num_rows=100),
+        Row("fp8", "promoted", configs[0].id, "second", max_rows_per_group=8, min_n=64, max_k=512),
+    )
+
+    def reason(num_rows, num_groups=8, n=64, k=256, sm_count=132):
+        problem = _dispatch.Problem("fp8", "promoted", num_rows, num_groups, n, k, sm_count)
+        return _dispatch.decide(problem, configs, rows)
+
+    assert reason(16) == (configs[-1], "table", "first")
+    assert reason(17) == (configs[0], "table", "second")
+    assert reason(101, num_groups=64) == (configs[0], "table", "second")
+    for unmatched in (
+        reason(65),
+        reason(64, n=56),
+        reason(64, k=528),
+        reason(16, sm_count=78),
+    ):
+        assert unmatched.source == "cost model"
+
+
+def test_cost_model_follows_the_weights_at_few_rows_and_the_products_at_many():
+    for kind in KINDS:
+        best = choose(kind, 65536, (128, 4096, 4096)).config
+
+        def predict(num_rows, active, config, kind=kind):
+            problem = _dispatch.Problem(*kind, num_rows, 128, 4096, 4096, 132)
+            return _dispatch.predict_us(config, problem, active)
+
+        for config in matching_configs(*kind):
+            assert predict(0, 0, config) == _dispatch.LAUNCH_US
+            assert predict(16, 16, config) > 1.5 * predict(8, 8, config)
+            assert predict(65536, 128, config) > 1.5 * predict(32768, 128, config)
+        floor = _dispatch.floor_us(kind[0], 65536, 128, 4096, 4096)
+        assert floor <= predict(65536, 128, best) < 2 * floor
+
+
+def test_floor_is_the_formula():
+    # 128 experts of 1536 x 2048 bytes at 4.5 TB/s, then 65536 rows at 1350 TFLOP/s, plus 2 us.
+    assert _dispatch.floor_us("fp8", 512, 128, 1536, 2048) == pytest.approx(2 + 89.478, abs=1e-3)
+    assert _dispatch.floor_us("fp8", 65536, 128, 1536, 2048) == pytest.approx(2 + 305.4, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_groups", "expected"), [(0, 8, 0), (1, 8, 1), (8, 128, 8), (10**6, 128, 128)]
+)
+def test_expected_active_groups(num_rows, num_groups, expected):
+    assert _dispatch.expected_active_groups(num_rows, num_groups) == expected
+
+
+def test_remembered_choice_is_cheap():
+    def select():
+        return _dispatch.select(
+            dtype="bf16", accumulate="promoted", num_rows=64, num_groups=8, n=256, k=256
+        )
+
+    select()
+    # 3 us on an idle machine; the limit leaves room for a busy one.
+    assert min(timeit.repeat(select, number=1000, repeat=5)) / 1000 < 10e-6

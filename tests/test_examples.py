@@ -1,0 +1,59 @@
+"""Examples run as they stand, in the documentation and in examples/."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import moe_ext
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize("module", ["moe_ext.grouped_gemm", "moe_ext._explain"])
+def test_docstrings(module):
+    result = doctest.testmod(sys.modules[module])
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def run_example(name, *arguments):
+    environment = {**os.environ, "PYTHONPATH": str(Path(moe_ext.__file__).parent.parent)}
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_grouped_gemm_example():
+    assert "torch.Size([300, 768])" in run_example("grouped_gemm.py")
+
+
+@pytest.mark.parametrize("rich", ["with", "without"])
+def test_moe_layer_on_the_cpu(rich, tmp_path):
+    if rich == "with":
+        pytest.importorskip("rich")
+        output = run_example("moe_layer.py", "--device", "cpu", "--tokens", "1", "20")
+    else:
+        script = EXAMPLES / "moe_layer.py"
+        blocked = tmp_path / "run.py"
+        blocked.write_text(
+            "import runpy, sys\n"
+            "sys.modules['rich'] = None\n"
+            "sys.argv = ['moe_layer.py', '--device', 'cpu', '--tokens', '1', '20']\n"
+            f"runpy.run_path({str(script)!r}, run_name='__main__')\n"
+        )
+        output = run_example(str(blocked))
+    for part in ("bf16", "fp8", "max error", "16 experts"):
+        assert part in output
+
+
+@pytest.mark.gpu
+def test_moe_layer_on_the_gpu():
+    output = run_example("moe_layer.py", "--tokens", "1", "64")
+    for part in ("bf16", "fp8", "floor us", "128 experts"):
+        assert part in output

@@ -1,0 +1,81 @@
+"""`explain` says what the dispatcher would do, with the planner's tiles, and prints it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import moe_ext
+import pytest
+import torch
+from moe_ext import _dispatch
+
+QWEN3_30B = {"num_groups": 128, "n": 1536, "k": 2048}
+
+
+def test_explanation_agrees_with_dispatch_and_planner():
+    explanation = moe_ext.explain(dtype=torch.float8_e4m3fn, num_rows=512, **QWEN3_30B)
+    index = _dispatch.select(dtype="fp8", accumulate="promoted", num_rows=512, **QWEN3_30B)
+    config = moe_ext.kernels()[index]
+    assert (explanation.config, explanation.config_index) == (config.id, index)
+    assert explanation.accumulate == "promoted"
+    assert explanation.active_groups == 128
+    assert explanation.largest_group == 4
+    assert explanation.weight_bytes == 128 * 1536 * 2048
+    assert explanation.floor_us == pytest.approx(2 + 128 * 1536 * 2048 / 4.5e6)
+    assert explanation.predicted_us >= explanation.floor_us
+    assert explanation.num_tiles >= 128 * 1536 / config.tile_weights
+    assert explanation.padded_rows == 128 * explanation.token_widths[0] - 512
+
+
+def test_offsets_decide_what_is_active_and_largest():
+    offs = [0, 5, 5, 300, *[300] * 124]
+    explanation = moe_ext.explain(dtype="bf16", num_rows=310, offs=offs, **QWEN3_30B)
+    assert explanation.active_groups == 2
+    assert explanation.largest_group == 295
+    assert explanation.weight_bytes == 2 * 1536 * 2048 * 2
+
+
+def test_no_rows():
+    explanation = moe_ext.explain(dtype="bf16", num_rows=0, **QWEN3_30B)
+    assert explanation.num_tiles == 0
+    assert explanation.token_widths == ()
+    assert "none" in str(explanation)
+
+
+def test_it_is_frozen_and_prints_every_line():
+    explanation = moe_ext.explain(dtype="bf16", num_rows=64, **QWEN3_30B)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        explanation.n = 1
+    text = str(explanation)
+    for part in (
+        "problem",
+        "kernel",
+        "why",
+        "work",
+        "tiles",
+        "weights",
+        "time",
+        explanation.config,
+    ):
+        assert part in text
+    assert explanation.source in text
+    assert all(len(line) < 120 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": torch.float16}, "`dtype` must be bfloat16"),
+        ({"dtype": "int8"}, "`dtype` must be bfloat16"),
+        ({"accumulate": "fast"}, '`accumulate` must be "promoted", or "fast" for fp8'),
+        ({"num_rows": -1}, "`num_rows` must be at least 0, got -1"),
+        ({"num_groups": 0}, "`num_groups` must be at least 1, got 0"),
+        ({"offs": [1, 2]}, "`offs` must have 3 entries, got 2"),
+        ({"offs": [3, 2, 6]}, "`offs` must not decrease"),
+        ({"offs": [1, 2, 9]}, "`offs` must not decrease and end at num_rows = 6 at most"),
+    ],
+)
+def test_errors(changes, message):
+    valid = {"dtype": "bf16", "num_rows": 6, "num_groups": 3, "n": 64, "k": 64}
+    with pytest.raises(ValueError, match="explain: " + message.replace("(", r"\(")):
+        moe_ext.explain(**(valid | changes))

@@ -1,0 +1,127 @@
+"""The CPU implementation gives the values of a plain loop, whatever the offsets."""
+
+from __future__ import annotations
+
+import moe_ext
+import pytest
+import torch
+from moe_ext.reference import grouped_gemm_reference, quantize_fp8_per_tensor
+from support.inputs import CASES, MANY_GROUPS, build_problem, offs_of, poisoned_out
+from support.tolerance import assert_close_to_reference, assert_same_bits, assert_untouched
+
+hypothesis = pytest.importorskip("hypothesis")
+from hypothesis import strategies  # noqa: E402
+
+
+def plain_loop(a, b, offs, scale_a=None, scale_b=None):
+    """One row after the other, in float64."""
+    out = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
+    begin = 0
+    for group, end in enumerate(offs.tolist()):
+        for row in range(begin, end):
+            out[row] = b[group].double() @ a[row].double()
+            if scale_a is not None:
+                out[row] *= scale_a.double().reshape(())
+            if scale_b is not None:
+                out[row] *= scale_b.double().expand(b.shape[0])[group]
+        begin = end
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize(
+    "name", ["one_token", "first_middle_last_empty", "n_8", "k_16_bytes", "k_zero"]
+)
+def test_values_equal_a_plain_loop(name, dtype):
+    problem = build_problem(CASES[name], dtype, "random", "cpu")
+    out = moe_ext.grouped_gemm(*problem.args, **problem.scales, out_dtype=torch.float32)
+    valid = problem.num_valid
+    expected = plain_loop(problem.a[:valid], problem.b, problem.offs, *problem.scales.values())
+    assert_close_to_reference(out[:valid], expected, problem.offs)
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_integers_are_exact(dtype, out_dtype):
+    problem = build_problem(CASES["first_middle_last_empty"], dtype, "integers", "cpu")
+    out = moe_ext.grouped_gemm(*problem.args, **problem.scales, out_dtype=out_dtype)
+    valid = problem.num_valid
+    expected = plain_loop(problem.a[:valid], problem.b, problem.offs, *problem.scales.values())
+    assert_same_bits(out[:valid], expected.to(out_dtype), problem.offs)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_rows_past_the_last_offset_and_padding_stay_untouched(dtype):
+    problem = build_problem(CASES["n_8"], dtype, "random", "cpu")
+    out = poisoned_out(problem.a.shape[0], problem.b.shape[1], torch.bfloat16, "cpu")
+    moe_ext.grouped_gemm_out(*problem.args, **problem.scales, out=out)
+    assert_close_to_reference(out[: problem.num_valid], problem.expected, problem.offs)
+    assert_untouched(out[problem.num_valid :])
+    assert_untouched(out.as_strided((out.shape[0], 16), out.stride(), out.shape[1]))
+
+
+def test_4096_groups():
+    problem = build_problem(MANY_GROUPS, "bf16", "integers", "cpu")
+    out = moe_ext.grouped_gemm(*problem.args)
+    assert_same_bits(out[: problem.num_valid], problem.expected.bfloat16(), problem.offs)
+
+
+def test_no_rows_give_an_empty_result():
+    b = torch.randn(3, 8, 16).bfloat16()
+    out = moe_ext.grouped_gemm(torch.empty(0, 16).bfloat16(), b, offs_of((0, 0, 0)))
+    assert out.shape == (0, 8)
+    assert out.dtype is torch.bfloat16
+
+
+def test_absent_scales_are_one():
+    a, b = torch.ones(3, 16).to(torch.float8_e4m3fn), torch.ones(1, 8, 16).to(torch.float8_e4m3fn)
+    out = moe_ext.grouped_gemm(a, b, offs_of((3,)))
+    assert_same_bits(out, torch.full((3, 8), 16.0).bfloat16())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2,)])
+def test_every_per_tensor_shape_of_scale_b(shape):
+    a, b = torch.ones(3, 16).to(torch.float8_e4m3fn), torch.ones(2, 8, 16).to(torch.float8_e4m3fn)
+    out = moe_ext.grouped_gemm(
+        a, b, offs_of((1, 2)), scale_a=torch.tensor([0.5]), scale_b=torch.full(shape, 0.25)
+    )
+    assert_same_bits(out, torch.full((3, 8), 2.0).bfloat16())
+
+
+@hypothesis.given(
+    rows=strategies.lists(strategies.integers(0, 6), min_size=1, max_size=8),
+    tail=strategies.integers(0, 3),
+)
+@hypothesis.settings(deadline=None, max_examples=50)
+def test_any_offsets_give_the_plain_loop(rows, tail):
+    offs = offs_of(rows)
+    num_valid = sum(rows)
+    a = torch.randint(-4, 5, (num_valid + tail, 8)).bfloat16()
+    b = torch.randint(-4, 5, (len(rows), 8, 8)).bfloat16()
+    out = moe_ext.grouped_gemm(a, b, offs, out_dtype=torch.float32)
+    assert_same_bits(out[:num_valid], plain_loop(a, b, offs)[:num_valid].float(), offs)
+
+
+@hypothesis.given(ends=strategies.lists(strategies.integers(-9, 30), min_size=1, max_size=8))
+@hypothesis.settings(deadline=None, max_examples=50)
+def test_offsets_outside_the_contract_do_not_fail(ends):
+    a, b = torch.ones(20, 8).bfloat16(), torch.ones(len(ends), 8, 8).bfloat16()
+    out = moe_ext.grouped_gemm(a, b, torch.tensor(ends, dtype=torch.int32))
+    assert out.shape == (20, 8)
+
+
+def test_reference_writes_the_given_output():
+    a, b, out = torch.ones(3, 8), torch.ones(1, 8, 8), torch.zeros(3, 8)
+    assert grouped_gemm_reference(a, b, offs_of((2,)), out=out) is out
+    assert out.tolist() == [[8.0] * 8, [8.0] * 8, [0.0] * 8]
+
+
+@pytest.mark.parametrize("num_leading_dims", [0, 1])
+def test_quantisation_uses_the_whole_range_and_scales_back(num_leading_dims):
+    x = torch.randn(4, 16, 32) * torch.tensor([1e-3, 1.0, 10.0, 0.0])[:, None, None]
+    q, scale = quantize_fp8_per_tensor(x, num_leading_dims)
+    assert scale.shape == x.shape[:num_leading_dims]
+    assert q.float().abs().max() == 448
+    back = q.float() * (scale.reshape(-1, 1, 1) if num_leading_dims else scale)
+    assert (back - x).abs().max() <= 2**-4 * x.abs().max()
+    assert torch.isfinite(back).all()

@@ -1,0 +1,206 @@
+"""CUDA graphs, programmatic dependence, streams, devices, and what a call costs the host."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import moe_ext
+import pytest
+import torch
+from moe_ext.reference import grouped_gemm_reference
+from support.inputs import named_problem, offs_of, poisoned
+from support.tolerance import assert_same_bits, assert_untouched
+
+pytestmark = pytest.mark.gpu
+
+HOST_LIMIT_US = 15
+FIRST_CALL_LIMIT_S = 1.5
+ROUTINGS = [(40, 0, 0, 8), (0, 48, 0, 0), (12, 12, 12, 12), (0, 0, 0, 0), (1, 2, 3, 4)]
+
+
+def integers(*shape, device="cuda"):
+    return torch.randint(-4, 5, shape, device=device)
+
+
+def captured(function, warm_ups=2):
+    """Run `function` on a side stream, then capture it into a graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(warm_ups):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "fp8"])
+def test_offsets_may_change_between_replays(dtype):
+    a, b = integers(48, 256).to(dtype), integers(4, 192, 256).to(dtype)
+    offs = offs_of(ROUTINGS[0], "cuda")
+    out = torch.empty(48, 192, dtype=torch.float32, device="cuda")
+    graph = captured(lambda: moe_ext.grouped_gemm_out(a, b, offs, out=out))
+    for rows in ROUTINGS * 3:
+        offs.copy_(offs_of(rows))
+        out.copy_(poisoned((48, 192), torch.float32, "cuda"))
+        graph.replay()
+        expected = grouped_gemm_reference(a, b, offs, out_dtype=torch.float32)
+        valid = sum(rows)
+        assert_same_bits(out[:valid], expected[:valid], offs)
+        assert_untouched(out[valid:])
+
+
+@pytest.mark.parametrize("config", [c.id for c in moe_ext.kernels()])
+def test_a_pair_with_offsets_ready(config):
+    """The second GEMM loads weights while the first still runs; both must see fresh inputs."""
+    kernel = next(c for c in moe_ext.kernels() if c.id == config)
+    dtype = torch.bfloat16 if kernel.dtype == "bf16" else torch.float8_e4m3fn
+    accumulate = "fast" if kernel.accumulate == "fast" else "promoted"
+    options = {"config": config, "accumulate": accumulate}
+    a = integers(48, 256).to(dtype)
+    up, down = integers(4, 384, 256).to(dtype), integers(4, 256, 384).to(dtype)
+    offs = offs_of(ROUTINGS[0], "cuda")
+    middle = torch.zeros(48, 384, device="cuda")
+    out = torch.zeros(48, 256, device="cuda")
+    cast = torch.zeros(48, 384, device="cuda").to(dtype)
+
+    def pair():
+        moe_ext.grouped_gemm_out(a, up, offs, out=middle, **options)
+        cast.copy_(middle.clamp(-4, 4))
+        moe_ext.grouped_gemm_out(cast, down, offs, out=out, offs_ready=True, **options)
+
+    graph = captured(pair)
+    for rows in ROUTINGS * 4:
+        offs.copy_(offs_of(rows))
+        a.copy_(integers(48, 256))
+        graph.replay()
+        valid = sum(rows)
+        first = grouped_gemm_reference(a, up, offs, out_dtype=torch.float32)[:valid]
+        second = grouped_gemm_reference(
+            first.clamp(-4, 4), down.float(), offs, out_dtype=torch.float32
+        )
+        assert_same_bits(middle[:valid], first, offs)
+        assert_same_bits(out[:valid], second, offs)
+
+
+def test_direct_pairs_with_offsets_ready_back_to_back():
+    """No kernel in between, BF16 to BF16, many times: a race would show in some replay."""
+    a = integers(256, 512).bfloat16()
+    up, down = integers(16, 512, 512).bfloat16(), integers(16, 512, 512).bfloat16()
+    offs = offs_of((16,) * 16, "cuda")
+    middle = torch.zeros(256, 512, dtype=torch.bfloat16, device="cuda")
+    out = torch.zeros(256, 512, device="cuda")
+
+    def pairs():
+        for _ in range(8):
+            moe_ext.grouped_gemm_out(a, up, offs, out=middle)
+            moe_ext.grouped_gemm_out(middle, down, offs, out=out, offs_ready=True)
+
+    graph = captured(pairs)
+    graph.replay()
+    expected = out.clone()
+    first = grouped_gemm_reference(a, up, offs)
+    assert_same_bits(middle, first, offs)
+    for _ in range(20):
+        out.zero_()
+        middle.zero_()
+        graph.replay()
+        assert_same_bits(out, expected, offs)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_runs_on_the_current_stream(dtype):
+    problem = named_problem("every_tile_edge", dtype, "integers", "cuda")
+    a = torch.zeros(problem.a.shape, device="cuda").to(problem.a.dtype)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        a.copy_(problem.a)
+        out = moe_ext.grouped_gemm(
+            a, problem.b, problem.offs, **problem.scales, out_dtype=torch.float32
+        )
+    # A kernel on the default stream would have finished before the copy.
+    stream.synchronize()
+    valid = problem.num_valid
+    assert_same_bits(out[:valid], problem.expected, problem.offs)
+
+
+@pytest.mark.multi_gpu
+def test_the_tensors_device_is_used_and_the_current_one_restored():
+    with torch.cuda.device(0):
+        a, b = integers(9, 64, device="cuda:1"), integers(2, 128, 64, device="cuda:1")
+        a, b, offs = a.bfloat16(), b.bfloat16(), offs_of((4, 5), "cuda:1")
+        out = moe_ext.grouped_gemm(a, b, offs, out_dtype=torch.float32)
+        assert out.device == torch.device("cuda:1")
+        assert torch.cuda.current_device() == 0
+        expected = grouped_gemm_reference(a, b, offs, out_dtype=torch.float32)
+        assert_same_bits(out, expected, offs)
+
+
+@pytest.mark.multi_gpu
+def test_tensors_on_two_gpus_are_refused():
+    a, b = integers(9, 64).bfloat16(), integers(2, 128, 64, device="cuda:1").bfloat16()
+    with pytest.raises(ValueError, match="`b` must be on cuda:0, where `a` is, got cuda:1"):
+        moe_ext.grouped_gemm(a, b, offs_of((4, 5), "cuda"))
+
+
+def test_no_synchronisation():
+    problem = named_problem("every_tile_edge", "fp8", "random", "cuda")
+    moe_ext.grouped_gemm(*problem.args, **problem.scales)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        moe_ext.grouped_gemm(*problem.args, **problem.scales)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_host_time_of_a_call(dtype):
+    problem = named_problem("first_middle_last_empty", dtype, "random", "cuda")
+    op = torch.ops.moe_ext.grouped_gemm
+    medians = []
+    with torch.no_grad():
+        for _ in range(5):
+            torch.cuda.synchronize()
+            times = []
+            for _ in range(200):
+                begin = time.perf_counter()
+                op(*problem.args, **problem.scales)
+                times.append(time.perf_counter() - begin)
+            medians.append(statistics.median(times) * 1e6)
+    assert min(medians) <= HOST_LIMIT_US
+
+
+FIRST_CALL = """
+import time
+import torch
+
+a = torch.ones(64, 2048, device="cuda").bfloat16()
+b = torch.ones(8, 1536, 2048, device="cuda").bfloat16()
+offs = torch.arange(8, 65, 8, dtype=torch.int32, device="cuda")
+(a @ b[0].T).sum().item()
+begin = time.perf_counter()
+import moe_ext
+
+moe_ext.grouped_gemm(a, b, offs).sum().item()
+print(time.perf_counter() - begin)
+"""
+
+
+def test_first_call():
+    root = str(Path(moe_ext.__file__).parent.parent)
+    result = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r})\n{FIRST_CALL}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) <= FIRST_CALL_LIMIT_S
