@@ -41,7 +41,7 @@ struct MainloopLoad {
     for (int atom = 0; atom < T::kAtomsK; ++atom) {
       cute::SM90_TMA_LOAD_3D::copy(&maps.weights,
                                    barrier(stage),
-                                   hint(cute::TMA::CacheHintSm90::EVICT_FIRST),
+                                   hint(cute::TMA::CacheHintSm90::EVICT_NORMAL),
                                    ring.weights[stage][atom],
                                    k_of(info, atom),
                                    weight_tile * kConfig.tile_weights,
