@@ -32,6 +32,12 @@ KernelParams make_kernel_params(Params const& params) {
       result.maps.tokens[i] = make_tensor_map(kType, params.a, tokens);
     }
   }
+  if (params.out_dtype == OutDtype::BF16) {
+    constexpr std::uint32_t kBoxOut = Epilogue<ConfigTag>::kChunk;
+    TensorMapDim const out[] = {{size(params.n), 0, kBoxOut},
+                                {size(params.num_rows), size(params.out_row_stride * 2), kBoxOut}};
+    result.maps.out = make_tensor_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, params.out, out);
+  }
   result.epilogue = {.out = params.out,
                      .out_row_stride = params.out_row_stride,
                      .n = narrow(params.n, "n"),

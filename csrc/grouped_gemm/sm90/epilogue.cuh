@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
 #include <cutlass/arch/barrier.h>
 
 #include "grouped_gemm/params.hpp"
@@ -27,20 +28,26 @@ struct Epilogue {
   static_assert(T::kMaxTileN % kChunk == 0 || T::kMaxTileN == 16 || T::kMaxTileN == 32,
                 "accumulator columns are turned over in whole chunks or in one");
 
-  /// Per warp group: (kStagedTokens, kChunk weights) bf16, 16-byte pieces swizzled by the token's low bits so
-  /// that neither stmatrix nor the 16-byte reads meet a bank conflict.
   static constexpr int kStagedTokens = T::kSwapped && T::kMaxTileN < kChunk ? T::kMaxTileN : kChunk;
+  static constexpr int kBuffers = T::kConfig.ctas_per_sm == 1 && sizeof(Ring<ConfigTag>) + T::kConfig.mma_warp_groups *
+      2 * kStagedTokens * kChunk * 2 <= 227 * 1024 ? 2 : 1;
+  static constexpr bool kWholeChunks = kStagedTokens == kChunk;
+
+  /// Per warp group and buffer: (kStagedTokens, kChunk weights) bf16, 16-byte pieces swizzled by the token's
+  /// low bits: TMA's 128-byte swizzle, under which neither stmatrix nor 16-byte reads meet a bank conflict.
   struct SharedStorage {
-    alignas(128) unsigned char staging[T::kConfig.mma_warp_groups][kStagedTokens * kChunk * 2];
+    alignas(1024) unsigned char staging[T::kConfig.mma_warp_groups][kBuffers][kStagedTokens * kChunk * 2];
   };
 
   EpilogueParams const& params;
+  CUtensorMap const& out_map;
   SharedStorage& storage;
   int warp_group;
   int thread;  // within the warp group
+  int buffer = 0;
 
   /// Stores the tile's rows below `token_end` and weights below n, times `scale`.
-  __device__ void store(Accumulators<ConfigTag> const& acc, Tile const& tile, int weight_tile, float scale) const {
+  __device__ void store(Accumulators<ConfigTag> const& acc, Tile const& tile, int weight_tile, float scale) {
     int const tile_weight = weight_tile * T::kConfig.tile_weights;
     int const used_n = T::kSwapped ? tile.token_width : T::kConfig.tile_weights;
 #pragma unroll
@@ -65,11 +72,21 @@ struct Epilogue {
     }
   }
 
+  /// Waits until shared memory may go and every store is done.
+  __device__ void finish() const {
+    if (kWholeChunks && thread == 0) {
+      asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    }
+  }
+
  private:
   template <int kValues>
-  __device__ void store_bf16(float const (&values)[kValues], int token, int token_end, int weight, float scale) const {
-    unsigned char* staging = storage.staging[warp_group];
-    barrier();  // the previous chunk has been read
+  __device__ void store_bf16(float const (&values)[kValues], int token, int token_end, int weight, float scale) {
+    unsigned char* staging = storage.staging[warp_group][buffer];
+    if (kWholeChunks && thread == 0) {
+      asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kBuffers - 1) : "memory");
+    }
+    barrier();  // everybody has read this buffer's previous chunk, TMA included
     int const warp = thread / 32;
     int const lane = thread % 32;
     int const matrix = lane / 8;  // which of stmatrix's four 8x8 blocks this lane addresses
@@ -94,16 +111,39 @@ struct Epilogue {
         cute::SM90_U32x4_STSM_N::copy(r0, r1, r2, r3, row);
       }
     }
+    // A chunk whose rows are all wanted leaves by TMA, which also cuts it off at n.
+    bool const whole = kWholeChunks && token + kChunk <= token_end;
+    if (whole) {
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
     barrier();
+    if (!whole) {
+      copy_rows(staging, token, token_end, weight);
+    }
+    if (kWholeChunks && thread == 0) {
+      if (whole) {
+        cute::SM90_TMA_STORE_2D::copy(&out_map, staging, weight, token);
+      }
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");  // empty or not: groups count buffers
+    }
+    buffer = (buffer + 1) % kBuffers;
+  }
+
+  /// Rows below `token_end` of a staged chunk, 16 bytes a thread.
+  __device__ void copy_rows(unsigned char const* staging, int token, int token_end, int weight) const {
     constexpr int kPieces = kChunk / 8;
-    auto* out = static_cast<__nv_bfloat16*>(params.out);
+    constexpr int kRowsAtOnce = 128 / kPieces;
     int const piece = thread % kPieces;
+    int row = thread / kPieces;
+    auto* out = static_cast<__nv_bfloat16*>(params.out) + (token + row) * params.out_row_stride + weight + piece * 8;
+    if (weight + piece * 8 < params.n) {
 #pragma unroll
-    for (int i = 0; i < kStagedTokens * kPieces / 128; ++i) {
-      int const row = thread / kPieces + i * (128 / kPieces);
-      if (token + row < token_end && weight + piece * 8 < params.n) {
-        auto const value = *reinterpret_cast<uint4 const*>(staging + staging_offset(row, piece));
-        *reinterpret_cast<uint4*>(out + (token + row) * params.out_row_stride + weight + piece * 8) = value;
+      for (int i = 0; i < kStagedTokens / kRowsAtOnce; ++i) {
+        if (token + row < token_end) {
+          *reinterpret_cast<uint4*>(out) = *reinterpret_cast<uint4 const*>(staging + staging_offset(row, piece));
+        }
+        row += kRowsAtOnce;
+        out += kRowsAtOnce * params.out_row_stride;
       }
     }
   }

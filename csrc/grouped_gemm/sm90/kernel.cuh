@@ -18,7 +18,6 @@
 #include "grouped_gemm/sm90/mainloop.cuh"
 #include "grouped_gemm/sm90/ring.cuh"
 #include "grouped_gemm/sm90/split_k.cuh"
-#include "grouped_gemm/sm90/stagger.cuh"
 #include "grouped_gemm/sm90/tile_scheduler.cuh"
 
 namespace moe_ext::grouped_gemm {
@@ -101,6 +100,7 @@ struct Kernel {
   __device__ static void prefetch_maps(TensorMaps const& maps) {
     constexpr Config config = kConfig;
     prefetch(&maps.weights);
+    prefetch(&maps.out);
 #pragma unroll
     for (int i = 0; i < kNumTokenWidths; ++i) {
       if (has_token_width(config, token_width(i))) {
@@ -176,23 +176,21 @@ struct Kernel {
   __device__ static void multiply(KernelParams const& params, SharedStorage& storage, int cta_rank) {
     int const warp_group = threadIdx.x / 128 - 1;
     int const mma_thread = static_cast<int>(threadIdx.x) - 128;
-    Epilogue<ConfigTag> const epilogue{params.epilogue, storage.epilogue, warp_group, mma_thread % 128};
+    Epilogue<ConfigTag> epilogue{params.epilogue, params.maps.out, storage.epilogue, warp_group, mma_thread % 128};
     int const multicast_rank = kConfig.multicast > 1 ? cta_rank : 0;
-    Stagger const stagger(kStaggered && params.k_tiles > kConfig.stages, warp_group);
     [[maybe_unused]] Split split = make_split(storage, cta_rank, mma_thread);
     State state;
     while (true) {
       storage.ring.full[state.stage].wait(state.phase);
       Tile const tile = storage.ring.info[state.stage].tile;
       if (tile.group < 0) {
-        return;
+        break;
       }
       // Read here and not above: a previous kernel may have written the scales. Used after the main loop.
       float const scale_a = params.scale_a == nullptr ? 1.f : *params.scale_a;
       float const scale_b = params.scale_b == nullptr ? 1.f : params.scale_b[tile.group * params.scale_b_stride];
       Accumulators<ConfigTag> acc;
-      stagger.begin();
-      multiply_tile(storage.ring, stagger, state, tile, params.k_tiles, warp_group, acc);
+      multiply_tile(storage.ring, state, tile, params.k_tiles, warp_group, acc);
       bool store = true;
       if constexpr (kConfig.split_k > 1) {
         store = split.reduce(acc, (T::kSwapped ? tile.token_width : T::kMaxTileN) / 2);
@@ -201,11 +199,8 @@ struct Kernel {
         epilogue.store(acc, tile, tile.weight_step * kConfig.multicast + multicast_rank, scale_a * scale_b);
       }
     }
+    epilogue.finish();
   }
-
-  // Decode kernels are bound by memory, not by the tensor cores, and their tiles are too short to lead in.
-  static constexpr bool kStaggered =
-      kConfig.mma_warp_groups == 2 && kConfig.ctas_per_sm == 1 && kConfig.split_k == 1 && T::kMaxTileN >= 128;
 
   using Split = typename std::
       conditional_t<kConfig.split_k == 1, std::type_identity<NoSplit>, std::type_identity<SplitK<ConfigTag>>>::type;
@@ -220,7 +215,6 @@ struct Kernel {
 
   /// Runs the main loop compiled for the tile's N extent.
   __device__ static void multiply_tile(Ring<ConfigTag>& ring,
-                                       Stagger const& stagger,
                                        State& state,
                                        Tile const& tile,
                                        int k_tiles,
@@ -228,30 +222,23 @@ struct Kernel {
                                        Accumulators<ConfigTag>& acc) {
     if constexpr (T::kSwapped) {
       [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-        (multiply_width<token_width(kIndex)>(ring, stagger, state, tile, k_tiles, warp_group, acc), ...);
+        (multiply_width<token_width(kIndex)>(ring, state, tile, k_tiles, warp_group, acc), ...);
       }(std::make_index_sequence<kNumTokenWidths>{});
     } else {
-      MainloopMma<ConfigTag, kConfig.tile_weights> const mainloop{ring, stagger, warp_group};
-      int const first_token = tile.token_begin + warp_group * T::kBlocksM * T::kBlockM;
-      if (warp_group == 0 || first_token < tile.token_end) {
-        mainloop.run(state, k_tiles, acc);
-      } else {
-        mainloop.skip(state, k_tiles);
-      }
+      MainloopMma<ConfigTag, kConfig.tile_weights>{ring, warp_group}.run(state, k_tiles, acc);
     }
   }
 
   template <int kWidth>
   __device__ static void multiply_width(Ring<ConfigTag>& ring,
-                                        Stagger const& stagger,
-                                        State& state,
+                                         State& state,
                                         Tile const& tile,
                                         int k_tiles,
                                         int warp_group,
                                         Accumulators<ConfigTag>& acc) {
     if constexpr (has_token_width(kConfig, kWidth)) {
       if (tile.token_width == kWidth) {
-        MainloopMma<ConfigTag, kWidth>{ring, stagger, warp_group}.run(state, k_tiles, acc);
+        MainloopMma<ConfigTag, kWidth>{ring, warp_group}.run(state, k_tiles, acc);
       }
     }
   }

@@ -10,14 +10,14 @@
 #include <utility>
 
 #include "grouped_gemm/sm90/ring.cuh"
-#include "grouped_gemm/sm90/stagger.cuh"
 
 namespace moe_ext::grouped_gemm {
 
-/// TMA descriptors: one for all groups' weights (the group is a coordinate), one per token width.
+/// TMA descriptors: one for all groups' weights (the group is a coordinate), one per token width, one for stores.
 struct TensorMaps {
   CUtensorMap weights;                  // (k, n, group), box (128 B, tile_weights, 1)
   CUtensorMap tokens[kNumTokenWidths];  // (k, row), box (128 B, width / multicast); by index of token_width()
+  CUtensorMap out;                      // (n, row), box (64, 64); described for bf16 results only
 };
 
 /// Loads of one stage. Called by one lane.
@@ -41,7 +41,7 @@ struct MainloopLoad {
     for (int atom = 0; atom < T::kAtomsK; ++atom) {
       cute::SM90_TMA_LOAD_3D::copy(&maps.weights,
                                    barrier(stage),
-                                   hint(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+                                   kHint,
                                    ring.weights[stage][atom],
                                    k_of(info, atom),
                                    weight_tile * kConfig.tile_weights,
@@ -57,7 +57,7 @@ struct MainloopLoad {
       if constexpr (kConfig.multicast == 1) {
         cute::SM90_TMA_LOAD_2D::copy(map,
                                      barrier(stage),
-                                     hint(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+                                     kHint,
                                      ring.tokens[stage][atom],
                                      k_of(info, atom),
                                      info.tile.token_begin);
@@ -67,7 +67,7 @@ struct MainloopLoad {
         cute::SM90_TMA_LOAD_MULTICAST_2D::copy(map,
                                                barrier(stage),
                                                kEveryCta,
-                                               hint(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+                                               kHint,
                                                ring.tokens[stage][atom] + multicast_rank * rows * kAtomBytes,
                                                k_of(info, atom),
                                                info.tile.token_begin + multicast_rank * rows);
@@ -76,10 +76,8 @@ struct MainloopLoad {
   }
 
  private:
-  /// Weights are streamed, tokens are read again by every weight tile: L2 should give up the former.
-  __device__ static std::uint64_t hint(cute::TMA::CacheHintSm90 hint) {
-    return static_cast<std::uint64_t>(hint);
-  }
+  // No hint pays: weights marked evict-first are gone before the next token tile wants them (docs/notes).
+  static constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 
   __device__ int k_of(StageInfo const& info, int atom) const {
     return ((first_k_tile + info.k_tile) * T::kAtomsK + atom) * T::kAtomK;
@@ -125,7 +123,6 @@ struct MainloopMma {
                       cute::Shape<cute::Int<T::kBlockM>, cute::Int<kInstructionN>, cute::Int<T::kAtomK>>>());
 
   Ring<ConfigTag>& ring;
-  Stagger const& stagger;
   int warp_group;
 
   /// Consumes `k_tiles` stages starting at `state` and leaves the sums in the first kTileN columns of `acc`.
@@ -134,15 +131,6 @@ struct MainloopMma {
       run_promoted(state, k_tiles, acc);
     } else {
       run_direct(state, k_tiles, acc);
-    }
-  }
-
-  /// Takes part in `k_tiles` stages without multiplying: none of this warp group's rows are wanted.
-  __device__ void skip(State& state, int k_tiles) const {
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-      ring.full[state.stage].wait(state.phase);
-      ring.release(state.stage);
-      state.advance();
     }
   }
 
@@ -167,7 +155,6 @@ struct MainloopMma {
       if (previous_stage >= 0) {
         ring.release(previous_stage);
       }
-      stagger.passed(k_tile);
       previous_stage = state.stage;
       state.advance();
     }
@@ -203,7 +190,6 @@ struct MainloopMma {
           }
         }
       }
-      stagger.passed(k_tile);
       state.advance();
     }
   }

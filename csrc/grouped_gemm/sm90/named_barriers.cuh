@@ -4,8 +4,7 @@
 namespace moe_ext::grouped_gemm {
 
 enum class NamedBarrier : unsigned {
-  kStagger = 1,  // the first mma warp group lets the second one begin its tile
-  kStaging = 2,  // one per mma warp group, kStaging + warp group: its staging buffer is full, or free again
+  kStaging = 1,  // one per mma warp group, kStaging + warp group: its staging buffer is full, or free again
 };
 
 }  // namespace moe_ext::grouped_gemm

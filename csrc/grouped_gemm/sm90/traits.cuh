@@ -29,13 +29,14 @@ struct Traits {
   // take. The register file holds 64 Ki words; the launch hands every thread the same share.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kConfig.ctas_per_sm) / 8 * 8;
   static constexpr bool kTight = kConfig.mma_warp_groups == 1 && kBlocksM * kMaxTileN >= 256;
-  static constexpr int kLoadRegisters = kTight ? 32 : 40;
+  static constexpr int kLoadRegisters = kTight && kConfig.multicast == 1 ? 32 : 40;
   static constexpr int kMmaRegistersFit =
       (kLaunchRegisters * kThreads - kLoadRegisters * 128) / kMmaThreads / 8 * 8;
   static constexpr int kMmaRegisters = kMmaRegistersFit < 240 ? kMmaRegistersFit : 240;
 
-  // Promotion needs a second accumulator; one of at most 128 columns fits beside a 256-column main one.
-  static constexpr int kMaxInstructionN = kConfig.accumulate == Accumulate::Promoted ? 128 : 256;
+  // Promotion needs a second accumulator. Beside a 256-column main one only 128 columns fit.
+  static constexpr int kMaxInstructionN =
+      kConfig.accumulate != Accumulate::Promoted ? 256 : (kMaxTileN <= 192 ? 192 : 128);
 
   static_assert(kTileM % (kBlockM * kConfig.mma_warp_groups) == 0, "each mma warp group takes whole 64-row blocks");
   static_assert(kConfig.tile_weights <= 256 && kConfig.tile_tokens <= 256, "a TMA box has at most 256 rows");
