@@ -13,11 +13,11 @@
 
 namespace moe_ext::grouped_gemm {
 
-inline constexpr int kNumTokenWidths = 8;
+inline constexpr int kNumTokenWidths = 13;
 
 /// Token tile widths that have a main loop (WGMMA's N under Swap-AB), ascending.
 MOE_EXT_HOST_DEVICE constexpr int token_width(int index) {
-  constexpr int kWidths[kNumTokenWidths] = {8, 16, 32, 64, 96, 128, 192, 256};
+  constexpr int kWidths[kNumTokenWidths] = {8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256};
   return kWidths[index];
 }
 

@@ -48,6 +48,31 @@ struct Epilogue {
 
   /// Stores the tile's rows below `token_end` and weights below n, times `scale`.
   __device__ void store(Accumulators<ConfigTag> const& acc, Tile const& tile, int weight_tile, float scale) {
+    if (params.out_dtype == OutDtype::BF16) {
+      for_each_chunk(acc, tile, weight_tile, [&](auto const& values, int token, int weight) {
+        store_bf16(values, token, tile.token_end, weight, scale);
+      });
+    } else {
+      for_each_chunk(acc, tile, weight_tile, [&](auto const& values, int token, int weight) {
+        store_fp32(values, token, tile.token_end, weight, scale);
+      });
+    }
+  }
+
+  /// Waits until shared memory may go and every store is done.
+  __device__ void finish() const {
+    if (kWholeChunks && thread == 0) {
+      asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    }
+  }
+
+ private:
+  /// Calls `store(values, token, weight)` for every 64 x kChunk block that has a wanted element.
+  template <class Store>
+  __device__ void for_each_chunk(Accumulators<ConfigTag> const& acc,
+                                 Tile const& tile,
+                                 int weight_tile,
+                                 Store const& store) const {
     int const tile_weight = weight_tile * T::kConfig.tile_weights;
     int const used_n = T::kSwapped ? tile.token_width : T::kConfig.tile_weights;
 #pragma unroll
@@ -60,26 +85,12 @@ struct Epilogue {
         int const weight = tile_weight + (T::kSwapped ? row_m : column);
         if (column < used_n && token < tile.token_end && weight < params.n) {
           constexpr int kValues = (T::kMaxTileN < kChunk ? T::kMaxTileN : kChunk) / 2;
-          float const(&values)[kValues] =
-              reinterpret_cast<float const(&)[kValues]>(acc.value[block_m][column / 2]);
-          if (params.out_dtype == OutDtype::BF16) {
-            store_bf16(values, token, tile.token_end, weight, scale);
-          } else {
-            store_fp32(values, token, tile.token_end, weight, scale);
-          }
+          store(reinterpret_cast<float const(&)[kValues]>(acc.value[block_m][column / 2]), token, weight);
         }
       }
     }
   }
 
-  /// Waits until shared memory may go and every store is done.
-  __device__ void finish() const {
-    if (kWholeChunks && thread == 0) {
-      asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-    }
-  }
-
- private:
   template <int kValues>
   __device__ void store_bf16(float const (&values)[kValues], int token, int token_end, int weight, float scale) {
     unsigned char* staging = storage.staging[warp_group][buffer];
