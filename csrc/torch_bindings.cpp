@@ -1,10 +1,10 @@
 // Every operator of the CUDA library: schema and registration, nothing else.
+#include <string>
+#include <type_traits>
+
 #include <cuda_runtime_api.h>
 #include <cutlass/version.h>
 #include <torch/csrc/stable/library.h>
-
-#include <string>
-#include <type_traits>
 
 #include "grouped_gemm/config_list.hpp"
 #include "grouped_gemm/op.hpp"
@@ -14,8 +14,8 @@ namespace {
 
 /// Boxed values are 64 bits wide and copied as bits: a `float` or `int` parameter would arrive wrong.
 template <class T>
-inline constexpr bool kBoxable =
-    !std::is_arithmetic_v<T> || std::is_same_v<T, bool> || std::is_same_v<T, std::int64_t> || std::is_same_v<T, double>;
+inline constexpr bool kBoxable = !std::is_arithmetic_v<T> || std::is_same_v<T, bool> ||
+                                 std::is_same_v<T, std::int64_t> || std::is_same_v<T, double>;
 
 template <auto kFunction>
 struct CheckedBox;
@@ -28,9 +28,10 @@ struct CheckedBox<kFunction> {
 };
 
 std::string build_info() {
-  return "cuda_toolkit=" + std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10) +
-         "\ncutlass=" + std::to_string(CUTLASS_MAJOR) + "." + std::to_string(CUTLASS_MINOR) + "." +
-         std::to_string(CUTLASS_PATCH) + "\narch=sm_90a\ntorch_target=2.10\n";
+  return "cuda_toolkit=" + std::to_string(CUDART_VERSION / 1000) + "." +
+         std::to_string(CUDART_VERSION % 1000 / 10) + "\ncutlass=" + std::to_string(CUTLASS_MAJOR) + "." +
+         std::to_string(CUTLASS_MINOR) + "." + std::to_string(CUTLASS_PATCH) +
+         "\narch=sm_90a\ntorch_target=2.10\n";
 }
 
 }  // namespace
@@ -40,7 +41,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
   // a (num_rows, k), b (num_groups, n, k), offs (num_groups,) int32 end rows, scale_a (), scale_b (num_groups,),
   // out (num_rows, n), config = row of configs.def
   m.def(
-      "grouped_gemm_configured(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, Tensor(a!) out, "
+      "grouped_gemm_configured(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, Tensor(a!) "
+      "out, "
       "bool offs_ready, int config) -> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");

@@ -9,12 +9,15 @@ import pytest
 from moe_ext import _configs
 
 HEADER = (
-    "id,order,dtype,accumulate,tile_weights,tile_tokens,stages,mma_warp_groups,cluster,ctas_per_sm"
+    "id,order,dtype,accumulate,tile_weights,tile_tokens,tile_k_bytes,stages,mma_warp_groups,"
+    "multicast,split_k,ctas_per_sm"
 )
 
 
 def test_a_row_becomes_a_value():
-    (config,) = _configs.parse_configs(f"{HEADER}\nswap_x,SwapAB,FP8,Promoted,128,64,4,2,1,2\n")
+    (config,) = _configs.parse_configs(
+        f"{HEADER}\nswap_x,SwapAB,FP8,Promoted,128,64,256,4,2,1,4,2\n"
+    )
     assert config == moe_ext.GroupedGemmConfig(
         index=0,
         id="swap_x",
@@ -23,9 +26,11 @@ def test_a_row_becomes_a_value():
         accumulate="promoted",
         tile_weights=128,
         tile_tokens=64,
+        tile_k_bytes=256,
         stages=4,
         mma_warp_groups=2,
-        cluster=1,
+        multicast=1,
+        split_k=4,
         ctas_per_sm=2,
     )
 
@@ -62,7 +67,9 @@ def test_fields_hold_known_values():
         assert config.tile_weights % 64 == 0
         assert config.tile_tokens % 8 == 0
         assert config.ctas_per_sm >= 1
-        assert config.cluster >= 1
+        assert config.multicast >= 1
+        assert config.split_k >= 1
+        assert config.tile_k_bytes % 128 == 0
 
 
 def test_unknown_id_lists_the_fitting_ones():

@@ -1,12 +1,12 @@
 // The only place that throws: what a user got wrong is a ValueError in Python, what CUDA refuses a RuntimeError.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+
+#include <cuda_runtime_api.h>
 
 namespace moe_ext {
 
@@ -36,7 +36,10 @@ inline void check_cuda(cudaError_t status, char const* what) {
 /// A size that the device code holds in 32 bits.
 inline int narrow(std::int64_t value, char const* what) {
   check_value(value >= 0 && value <= std::numeric_limits<int>::max(),
-              "grouped_gemm: ", what, " must be in [0, 2^31), got ", value);
+              "grouped_gemm: ",
+              what,
+              " must be in [0, 2^31), got ",
+              value);
   return static_cast<int>(value);
 }
 

@@ -22,7 +22,8 @@ inline cudaStream_t current_stream(int device) {
 
 inline int sm_count(int device) {
   int count = 0;
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+             "cudaDeviceGetAttribute");
   return count;
 }
 

@@ -13,11 +13,12 @@ using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 EncodeTiled find_encoder() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;
-  check_cuda(cudaGetDriverEntryPointByVersion(
-                 "cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-             "looking up cuTensorMapEncodeTiled");
+  check_cuda(
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+      "looking up cuTensorMapEncodeTiled");
   if (found != cudaDriverEntryPointSuccess) {
-    throw std::runtime_error("moe_ext: the CUDA driver has no cuTensorMapEncodeTiled; it must support CUDA 13.0");
+    throw std::runtime_error(
+        "moe_ext: the CUDA driver has no cuTensorMapEncodeTiled; it must support CUDA 13.0");
   }
   return reinterpret_cast<EncodeTiled>(function);
 }

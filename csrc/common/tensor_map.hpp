@@ -1,9 +1,9 @@
 // TMA descriptors, encoded on the host for each launch.
 #pragma once
 
-#include <cuda.h>
-
 #include <cstdint>
+
+#include <cuda.h>
 
 namespace moe_ext {
 

@@ -45,31 +45,31 @@ inline constexpr int kAtomBytes = 128;
 }  // namespace moe_ext::grouped_gemm
 
 /// A row of configs.def: defines the tag type `configs::<id>` that names the kernel's template instance.
-#define MOE_EXT_CONFIG(id_,                                                     \
-                       order_,                                                  \
-                       dtype_,                                                  \
-                       accumulate_,                                             \
-                       tile_weights_,                                           \
-                       tile_tokens_,                                            \
-                       tile_k_bytes_,                                           \
-                       stages_,                                                 \
-                       mma_warp_groups_,                                        \
-                       multicast_,                                              \
-                       split_k_,                                                \
-                       ctas_per_sm_)                                            \
-  namespace moe_ext::grouped_gemm::configs {                                    \
-  struct id_ {                                                                  \
-    static constexpr Config value{.id = #id_,                                   \
-                                  .order = OperandOrder::order_,                \
-                                  .dtype = Dtype::dtype_,                       \
-                                  .accumulate = Accumulate::accumulate_,        \
-                                  .tile_weights = tile_weights_,                \
-                                  .tile_tokens = tile_tokens_,                  \
-                                  .tile_k_bytes = tile_k_bytes_,                \
-                                  .stages = stages_,                            \
-                                  .mma_warp_groups = mma_warp_groups_,          \
-                                  .multicast = multicast_,                      \
-                                  .split_k = split_k_,                          \
-                                  .ctas_per_sm = ctas_per_sm_};                 \
-  };                                                                            \
+#define MOE_EXT_CONFIG(id_,                                              \
+                       order_,                                           \
+                       dtype_,                                           \
+                       accumulate_,                                      \
+                       tile_weights_,                                    \
+                       tile_tokens_,                                     \
+                       tile_k_bytes_,                                    \
+                       stages_,                                          \
+                       mma_warp_groups_,                                 \
+                       multicast_,                                       \
+                       split_k_,                                         \
+                       ctas_per_sm_)                                     \
+  namespace moe_ext::grouped_gemm::configs {                             \
+  struct id_ {                                                           \
+    static constexpr Config value{.id = #id_,                            \
+                                  .order = OperandOrder::order_,         \
+                                  .dtype = Dtype::dtype_,                \
+                                  .accumulate = Accumulate::accumulate_, \
+                                  .tile_weights = tile_weights_,         \
+                                  .tile_tokens = tile_tokens_,           \
+                                  .tile_k_bytes = tile_k_bytes_,         \
+                                  .stages = stages_,                     \
+                                  .mma_warp_groups = mma_warp_groups_,   \
+                                  .multicast = multicast_,               \
+                                  .split_k = split_k_,                   \
+                                  .ctas_per_sm = ctas_per_sm_};          \
+  };                                                                     \
   }

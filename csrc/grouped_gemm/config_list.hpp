@@ -5,7 +5,6 @@
 #include <string>
 
 #include "grouped_gemm/config.hpp"
-
 #include "grouped_gemm/configs.def"
 
 namespace moe_ext::grouped_gemm {
@@ -43,7 +42,8 @@ constexpr std::string_view name(Accumulate accumulate) {
 /// A header line, then one line a kernel.
 inline std::string configs_csv() {
   std::string csv =
-      "id,order,dtype,accumulate,tile_weights,tile_tokens,tile_k_bytes,stages,mma_warp_groups,multicast,split_k,"
+      "id,order,dtype,accumulate,tile_weights,tile_tokens,tile_k_bytes,stages,mma_warp_groups,multicast,"
+      "split_k,"
       "ctas_per_sm\n";
   for (Config const& config : kConfigs) {
     csv.append(config.id).append(",").append(name(config.order)).append(",").append(name(config.dtype));

@@ -23,7 +23,12 @@ std::int64_t stride_bytes(Tensor const& tensor, std::int64_t dim, std::int64_t i
 
 /// TMA strides are below 2^40 bytes.
 void check_stride_limit(char const* argument, std::int64_t bytes) {
-  check_value(bytes < (std::int64_t{1} << 40), kOp, ": `", argument, "` must have strides below 2^40 bytes, got ", bytes);
+  check_value(bytes < (std::int64_t{1} << 40),
+              kOp,
+              ": `",
+              argument,
+              "` must have strides below 2^40 bytes, got ",
+              bytes);
 }
 
 float const* scale_pointer(char const* argument, std::optional<Tensor> const& scale, bool fp8, int device) {
@@ -48,7 +53,8 @@ void configured(Tensor const& a,
                 std::int64_t config) {
   auto const& kernels = registered_kernels();
   auto const num_kernels = static_cast<std::int64_t>(kernels.size());
-  check_value(config >= 0 && config < num_kernels, kOp, ": `config` must be in [0, ", num_kernels, "), got ", config);
+  check_value(
+      config >= 0 && config < num_kernels, kOp, ": `config` must be in [0, ", num_kernels, "), got ", config);
   RegisteredKernel const& kernel = kernels[static_cast<std::size_t>(config)];
   bool const fp8 = kernel.config.dtype == Dtype::FP8;
 
@@ -72,24 +78,42 @@ void configured(Tensor const& a,
   std::int64_t const n = b.size(1);
   check_size(kOp, "b", 2, b.size(2), k);
   check_value(num_groups >= 1 && num_groups <= kMaxGroups,
-              kOp, ": `b` must have 1 to ", kMaxGroups, " groups, got ", num_groups);
+              kOp,
+              ": `b` must have 1 to ",
+              kMaxGroups,
+              " groups, got ",
+              num_groups);
   check_size(kOp, "offs", 0, offs.size(0), num_groups);
-  check_value(num_groups == 1 || offs.stride(0) == 1, kOp, ": `offs` must be contiguous, got stride ", offs.stride(0));
+  check_value(num_groups == 1 || offs.stride(0) == 1,
+              kOp,
+              ": `offs` must be contiguous, got stride ",
+              offs.stride(0));
   check_size(kOp, "out", 0, out.size(0), num_rows);
   check_size(kOp, "out", 1, out.size(1), n);
 
   ScalarType const out_type = out.scalar_type();
   check_value(out_type == ScalarType::BFloat16 || out_type == ScalarType::Float,
-              kOp, ": `out` must have dtype BFloat16 or Float, got ", torch::headeronly::toString(out_type));
+              kOp,
+              ": `out` must have dtype BFloat16 or Float, got ",
+              torch::headeronly::toString(out_type));
   std::int64_t const n_multiple = out_type == ScalarType::BFloat16 ? 8 : 4;
-  check_value(n >= 1 && n % n_multiple == 0, kOp, ": n, the rows of `b[g]`, must be a positive multiple of ", n_multiple, ", got ", n);
+  check_value(n >= 1 && n % n_multiple == 0,
+              kOp,
+              ": n, the rows of `b[g]`, must be a positive multiple of ",
+              n_multiple,
+              ", got ",
+              n);
   void* const out_pointer = out.mutable_data_ptr();
   check_rows_aligned(kOp, "out", out, out_pointer);
   check_rows_aligned(kOp, "a", a, a.const_data_ptr());
   check_rows_aligned(kOp, "b", b, b.const_data_ptr());
   std::int64_t const element_bytes = fp8 ? 1 : 2;
   check_value(k * element_bytes % 16 == 0,
-              kOp, ": k must be a multiple of ", 16 / element_bytes, " (16 bytes), got ", k);
+              kOp,
+              ": k must be a multiple of ",
+              16 / element_bytes,
+              " (16 bytes), got ",
+              k);
 
   float const* const scale_a_pointer = scale_pointer("scale_a", scale_a, fp8, device);
   float const* const scale_b_pointer = scale_pointer("scale_b", scale_b, fp8, device);

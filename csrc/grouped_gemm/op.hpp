@@ -1,9 +1,9 @@
 // The C++ side of torch.ops.moe_ext.grouped_gemm_configured.
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
-
 #include <optional>
+
+#include <torch/csrc/stable/tensor.h>
 
 namespace moe_ext::grouped_gemm {
 

@@ -21,8 +21,8 @@ struct Params {
   std::int64_t a_row_stride_bytes;
   std::int64_t b_row_stride_bytes;
   std::int64_t b_group_stride_bytes;
-  std::int64_t scale_b_stride;     // elements; 0 for one scale for all groups
-  std::int64_t out_row_stride;     // elements
+  std::int64_t scale_b_stride;  // elements; 0 for one scale for all groups
+  std::int64_t out_row_stride;  // elements
   OutDtype out_dtype;
   bool offs_ready;  // `offs` and `b` were final before the previous kernel began: weights may be prefetched
   int device;

@@ -79,11 +79,11 @@ MOE_EXT_HOST_DEVICE constexpr int count_weight_steps(Config const& config, std::
 
 /// What one CTA computes in one step.
 struct Tile {
-  int group;         // -1: no more work
-  int weight_step;   // index of the cluster's weight tiles within the group
-  int token_begin;   // first row of `a`
-  int token_end;     // one past the last row that may be stored
-  int token_width;   // rows loaded and multiplied
+  int group;        // -1: no more work
+  int weight_step;  // index of the cluster's weight tiles within the group
+  int token_begin;  // first row of `a`
+  int token_end;    // one past the last row that may be stored
+  int token_width;  // rows loaded and multiplied
 };
 
 /// Tile `index` of a group whose rows are `rows`. Token tiles run fastest: CTAs that work at the same time
@@ -105,7 +105,10 @@ MOE_EXT_HOST_DEVICE constexpr unsigned count_group_steps(int token_tiles, int we
 }
 
 /// Most scheduler steps any offsets within the contract can give: the grid never needs more CTAs.
-constexpr std::int64_t max_steps(Config const& config, std::int64_t num_rows, std::int64_t num_groups, std::int64_t n) {
+constexpr std::int64_t max_steps(Config const& config,
+                                 std::int64_t num_rows,
+                                 std::int64_t num_groups,
+                                 std::int64_t n) {
   std::int64_t const groups = num_rows < num_groups ? num_rows : num_groups;
   return (num_rows / config.tile_tokens + groups) * count_weight_steps(config, n);
 }

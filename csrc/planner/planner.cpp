@@ -1,10 +1,10 @@
 // moe_ext._planner: the list of kernels and the host twin of the device tile scheduler, for machines without a GPU.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <tuple>
 #include <vector>
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "grouped_gemm/config_list.hpp"
 #include "grouped_gemm/tiling.hpp"
@@ -102,6 +102,12 @@ PYBIND11_MODULE(_planner, m) {
   namespace gg = moe_ext::grouped_gemm;
   m.doc() = "Compiled kernels and the host twin of the device tile scheduler.";
   m.def("configs_csv", &gg::configs_csv, "All compiled kernels, one line each after a header.");
-  m.def("plan", &gg::plan, py::arg("offs"), py::arg("num_rows"), py::arg("n"), py::arg("config"), py::arg("sm_count"));
+  m.def("plan",
+        &gg::plan,
+        py::arg("offs"),
+        py::arg("num_rows"),
+        py::arg("n"),
+        py::arg("config"),
+        py::arg("sm_count"));
   m.def("tiles", &gg::tiles, py::arg("offs"), py::arg("num_rows"), py::arg("n"), py::arg("config"));
 }

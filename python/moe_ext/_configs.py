@@ -19,9 +19,11 @@ class GroupedGemmConfig:
         accumulate: "fp32" (bf16), "promoted" or "fast" (fp8).
         tile_weights: rows of `b[group]` in one CTA's tile.
         tile_tokens: rows of `a` in one CTA's tile, at most.
-        stages: depth of the shared-memory ring.
+        tile_k_bytes: bytes of K in one stage of the shared-memory ring.
+        stages: depth of the ring.
         mma_warp_groups: warp groups that issue WGMMA.
-        cluster: CTAs that share one token tile by multicast, each with its own weight tile.
+        multicast: CTAs of a cluster that share one token tile, each with its own weight tile.
+        split_k: CTAs of a cluster that share one tile, each with its own part of K.
         ctas_per_sm: co-resident CTAs the kernel is cut for.
     """
 
@@ -32,9 +34,11 @@ class GroupedGemmConfig:
     accumulate: str
     tile_weights: int
     tile_tokens: int
+    tile_k_bytes: int
     stages: int
     mma_warp_groups: int
-    cluster: int
+    multicast: int
+    split_k: int
     ctas_per_sm: int
 
 

@@ -79,20 +79,22 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
     token_tiles = _ceil_div(share, config.tile_tokens)
     width = config.tile_tokens
     if config.order == "SwapAB":
-        granule = 8 * config.cluster
+        granule = 8 * config.multicast
         width = min(width, _ceil_div(_ceil_div(share, token_tiles), granule) * granule)
-    weight_steps = _ceil_div(problem.n, config.tile_weights * config.cluster)
-    tiles = active_groups * token_tiles * weight_steps * config.cluster
-    tiles_per_sm = _ceil_div(tiles, problem.sm_count)
+    weight_steps = _ceil_div(problem.n, config.tile_weights * config.multicast)
+    ctas = config.multicast * config.split_k
+    tiles_per_sm = _ceil_div(active_groups * token_tiles * weight_steps * ctas, problem.sm_count)
+    step_bytes = config.tile_k_bytes * config.split_k
+    row_bytes = _ceil_div(problem.k * ITEM_BYTES[problem.dtype], step_bytes) * config.tile_k_bytes
 
     # Under 64 columns WGMMA waits for its 64-row operand: reading that takes as long as 32 columns.
     columns = width if config.order == "Plain" else max(width, 32 + width // 2)
     flops_per_us = DENSE_FLOPS_PER_US[problem.dtype] / _CEILING_SMS
-    math_us = 2.0 * config.tile_weights * columns * problem.k / flops_per_us
+    math_us = 2.0 * config.tile_weights * columns * row_bytes / ITEM_BYTES[problem.dtype]
+    math_us /= flops_per_us
     if problem.accumulate == "promoted":
         math_us *= _PROMOTION_SLOWDOWN
-    row_bytes = problem.k * ITEM_BYTES[problem.dtype]
-    load_us = (config.tile_weights + width / config.cluster) * row_bytes / _SM_READ_BYTES_PER_US
+    load_us = (config.tile_weights + width / config.multicast) * row_bytes / _SM_READ_BYTES_PER_US
     return tiles_per_sm * (max(math_us, load_us) + _TILE_OVERHEAD_US / config.ctas_per_sm)
 
 

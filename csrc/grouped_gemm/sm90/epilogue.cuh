@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cuda_bf16.h>
-
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cutlass/arch/barrier.h>
@@ -29,8 +28,12 @@ struct Epilogue {
                 "accumulator columns are turned over in whole chunks or in one");
 
   static constexpr int kStagedTokens = T::kSwapped && T::kMaxTileN < kChunk ? T::kMaxTileN : kChunk;
-  static constexpr int kBuffers = T::kConfig.ctas_per_sm == 1 && sizeof(Ring<ConfigTag>) + T::kConfig.mma_warp_groups *
-      2 * kStagedTokens * kChunk * 2 <= 227 * 1024 ? 2 : 1;
+  static constexpr int kBuffers =
+      T::kConfig.ctas_per_sm == 1 &&
+              sizeof(Ring<ConfigTag>) + T::kConfig.mma_warp_groups * 2 * kStagedTokens * kChunk * 2 <=
+                  227 * 1024
+          ? 2
+          : 1;
   static constexpr bool kWholeChunks = kStagedTokens == kChunk;
 
   /// Per warp group and buffer: (kStagedTokens, kChunk weights) bf16, 16-byte pieces swizzled by the token's
@@ -92,7 +95,8 @@ struct Epilogue {
   }
 
   template <int kValues>
-  __device__ void store_bf16(float const (&values)[kValues], int token, int token_end, int weight, float scale) {
+  __device__ void store_bf16(
+      float const (&values)[kValues], int token, int token_end, int weight, float scale) {
     unsigned char* staging = storage.staging[warp_group][buffer];
     if (kWholeChunks && thread == 0) {
       asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kBuffers - 1) : "memory");
@@ -146,12 +150,14 @@ struct Epilogue {
     constexpr int kRowsAtOnce = 128 / kPieces;
     int const piece = thread % kPieces;
     int row = thread / kPieces;
-    auto* out = static_cast<__nv_bfloat16*>(params.out) + (token + row) * params.out_row_stride + weight + piece * 8;
+    auto* out =
+        static_cast<__nv_bfloat16*>(params.out) + (token + row) * params.out_row_stride + weight + piece * 8;
     if (weight + piece * 8 < params.n) {
 #pragma unroll
       for (int i = 0; i < kStagedTokens / kRowsAtOnce; ++i) {
         if (token + row < token_end) {
-          *reinterpret_cast<uint4*>(out) = *reinterpret_cast<uint4 const*>(staging + staging_offset(row, piece));
+          *reinterpret_cast<uint4*>(out) =
+              *reinterpret_cast<uint4 const*>(staging + staging_offset(row, piece));
         }
         row += kRowsAtOnce;
         out += kRowsAtOnce * params.out_row_stride;
@@ -160,7 +166,8 @@ struct Epilogue {
   }
 
   template <int kValues>
-  __device__ void store_fp32(float const (&values)[kValues], int token, int token_end, int weight, float scale) const {
+  __device__ void store_fp32(
+      float const (&values)[kValues], int token, int token_end, int weight, float scale) const {
     auto* out = static_cast<float*>(params.out);
     int const m = thread / 32 * 16 + thread % 32 / 4;
     int const n = thread % 4 * 2;

@@ -176,7 +176,8 @@ struct Kernel {
   __device__ static void multiply(KernelParams const& params, SharedStorage& storage, int cta_rank) {
     int const warp_group = threadIdx.x / 128 - 1;
     int const mma_thread = static_cast<int>(threadIdx.x) - 128;
-    Epilogue<ConfigTag> epilogue{params.epilogue, params.maps.out, storage.epilogue, warp_group, mma_thread % 128};
+    Epilogue<ConfigTag> epilogue{
+        params.epilogue, params.maps.out, storage.epilogue, warp_group, mma_thread % 128};
     int const multicast_rank = kConfig.multicast > 1 ? cta_rank : 0;
     [[maybe_unused]] Split split = make_split(storage, cta_rank, mma_thread);
     State state;
@@ -188,7 +189,8 @@ struct Kernel {
       }
       // Read here and not above: a previous kernel may have written the scales. Used after the main loop.
       float const scale_a = params.scale_a == nullptr ? 1.f : *params.scale_a;
-      float const scale_b = params.scale_b == nullptr ? 1.f : params.scale_b[tile.group * params.scale_b_stride];
+      float const scale_b =
+          params.scale_b == nullptr ? 1.f : params.scale_b[tile.group * params.scale_b_stride];
       Accumulators<ConfigTag> acc;
       multiply_tile(storage.ring, state, tile, params.k_tiles, warp_group, acc);
       bool store = true;
@@ -202,8 +204,9 @@ struct Kernel {
     epilogue.finish();
   }
 
-  using Split = typename std::
-      conditional_t<kConfig.split_k == 1, std::type_identity<NoSplit>, std::type_identity<SplitK<ConfigTag>>>::type;
+  using Split = typename std::conditional_t<kConfig.split_k == 1,
+                                            std::type_identity<NoSplit>,
+                                            std::type_identity<SplitK<ConfigTag>>>::type;
 
   __device__ static Split make_split(SharedStorage& storage, int cta_rank, int mma_thread) {
     if constexpr (kConfig.split_k == 1) {
@@ -231,7 +234,7 @@ struct Kernel {
 
   template <int kWidth>
   __device__ static void multiply_width(Ring<ConfigTag>& ring,
-                                         State& state,
+                                        State& state,
                                         Tile const& tile,
                                         int k_tiles,
                                         int warp_group,

@@ -1,13 +1,13 @@
 // Operands in, accumulators out: TMA loads by the load warp, WGMMA by the mma warp groups.
 #pragma once
 
-#include <cuda.h>
+#include <utility>
 
+#include <cuda.h>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/arch/mma_sm90_desc.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
-#include <utility>
 
 #include "grouped_gemm/sm90/ring.cuh"
 
@@ -55,12 +55,8 @@ struct MainloopLoad {
 #pragma unroll
     for (int atom = 0; atom < T::kAtomsK; ++atom) {
       if constexpr (kConfig.multicast == 1) {
-        cute::SM90_TMA_LOAD_2D::copy(map,
-                                     barrier(stage),
-                                     kHint,
-                                     ring.tokens[stage][atom],
-                                     k_of(info, atom),
-                                     info.tile.token_begin);
+        cute::SM90_TMA_LOAD_2D::copy(
+            map, barrier(stage), kHint, ring.tokens[stage][atom], k_of(info, atom), info.tile.token_begin);
       } else {
         constexpr auto kEveryCta = static_cast<std::uint16_t>((1 << kConfig.multicast) - 1);
         int const rows = info.tile.token_width / kConfig.multicast;
@@ -195,12 +191,8 @@ struct MainloopMma {
   }
 
   /// All of one atom's K for one 64 x kInstructionN block.
-  __device__ void multiply(int stage,
-                           int atom,
-                           int block_m,
-                           int block_n,
-                           cute::SM90::GMMA::ScaleOut scale,
-                           float* values) const {
+  __device__ void multiply(
+      int stage, int atom, int block_m, int block_n, cute::SM90::GMMA::ScaleOut scale, float* values) const {
     unsigned char const* m_operand = T::kSwapped ? ring.weights[stage][atom] : ring.tokens[stage][atom];
     unsigned char const* n_operand = T::kSwapped ? ring.tokens[stage][atom] : ring.weights[stage][atom];
     int const row_m = (warp_group * T::kBlocksM + block_m) * T::kBlockM;

@@ -53,7 +53,8 @@ class TileScheduler {
     }
     rows = clamp_rows(rows.begin, rows.end, num_rows_);
     TokenTiles tiles = split_tokens<ConfigTag>(rows.end - rows.begin);
-    tiles.count = tiles.count > 0 ? tiles.count : 1;  // a lane that does not own the tile must not divide by zero
+    tiles.count =
+        tiles.count > 0 ? tiles.count : 1;  // a lane that does not own the tile must not divide by zero
     Tile tile = tile_in_group(first_group_ + lane_ * kGroupsPerLane + which, rows, tiles, index);
     step_ += stride_;
     tile.group = __shfl_sync(kFullWarp, tile.group, owner);

@@ -1,9 +1,10 @@
 // Types and compile-time sizes that follow from a row of configs.def.
 #pragma once
 
+#include <type_traits>
+
 #include <cute/arch/mma_sm90.hpp>
 #include <cute/numeric/numeric_types.hpp>
-#include <type_traits>
 
 #include "grouped_gemm/tiling.hpp"
 
@@ -19,7 +20,7 @@ struct Traits {
   static constexpr int kAtomsK = kConfig.tile_k_bytes / kAtomBytes;              // per stage
   static constexpr int kTileM = kSwapped ? kConfig.tile_weights : kConfig.tile_tokens;
   static constexpr int kMaxTileN = kSwapped ? kConfig.tile_tokens : kConfig.tile_weights;
-  static constexpr int kBlockM = 64;  // WGMMA's M
+  static constexpr int kBlockM = 64;                                             // WGMMA's M
   static constexpr int kBlocksM = kTileM / (kBlockM * kConfig.mma_warp_groups);  // per warp group
 
   static constexpr int kMmaThreads = 128 * kConfig.mma_warp_groups;
@@ -38,11 +39,14 @@ struct Traits {
   static constexpr int kMaxInstructionN =
       kConfig.accumulate != Accumulate::Promoted ? 256 : (kMaxTileN <= 192 ? 192 : 128);
 
-  static_assert(kTileM % (kBlockM * kConfig.mma_warp_groups) == 0, "each mma warp group takes whole 64-row blocks");
+  static_assert(kTileM % (kBlockM * kConfig.mma_warp_groups) == 0,
+                "each mma warp group takes whole 64-row blocks");
   static_assert(kConfig.tile_weights <= 256 && kConfig.tile_tokens <= 256, "a TMA box has at most 256 rows");
   static_assert(kConfig.tile_k_bytes % kAtomBytes == 0, "a stage is whole swizzle atoms of K");
-  static_assert(kConfig.multicast == 1 || kConfig.split_k == 1, "a cluster shares tokens or splits K, not both");
-  static_assert(kSwapped || kConfig.tile_tokens % (8 * kConfig.multicast) == 0, "multicast slices are whole atoms");
+  static_assert(kConfig.multicast == 1 || kConfig.split_k == 1,
+                "a cluster shares tokens or splits K, not both");
+  static_assert(kSwapped || kConfig.tile_tokens % (8 * kConfig.multicast) == 0,
+                "multicast slices are whole atoms");
   static_assert((kConfig.dtype == Dtype::BF16) == (kConfig.accumulate == Accumulate::FP32),
                 "BF16 accumulates in fp32; FP8 is promoted or fast");
 };
