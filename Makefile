@@ -31,7 +31,7 @@ test:
 
 demo:
 	$(SETUP) demo
-	$(RUN) examples/demo.py $(ARGS)
+	$(RUN) examples/moe_layer.py $(ARGS)
 
 lint:
 	$(SETUP) lint

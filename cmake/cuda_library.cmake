@@ -39,11 +39,7 @@ add_library(moe_ext_cuda SHARED ${sources} ${kernel_instances})
 set_target_properties(moe_ext_cuda PROPERTIES PREFIX "" OUTPUT_NAME moe_ext_cuda)
 target_include_directories(moe_ext_cuda SYSTEM PRIVATE ${CUTLASS_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 # Token tiles come in widths that are not powers of two, so all of WGMMA's shapes are wanted.
-# Without CUTLASS_ENABLE_GDC_FOR_SM90 the wait of programmatic dependent launch compiles to nothing, and races.
-target_compile_definitions(
-  moe_ext_cuda
-  PRIVATE CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED CUTLASS_ENABLE_GDC_FOR_SM90=1 $<$<BOOL:${MOE_EXT_DEVICE_ASSERTS}>:MOE_EXT_DEVICE_ASSERTS=1>
-)
+target_compile_definitions(moe_ext_cuda PRIVATE CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED)
 # Warnings about spills and local memory are errors: both mean a main loop that left its registers.
 target_compile_options(
   moe_ext_cuda

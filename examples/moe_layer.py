@@ -264,7 +264,10 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
         table = rich.table.Table(*columns, title=title, title_justify="left")
         for row in rows:
             table.add_row(*row)
-        rich.console.Console().print(table)
+        console = rich.console.Console()
+        if not console.is_terminal:  # a log has no width of its own, and must not cut columns
+            console.width = 140
+        console.print(table)
         return
     print(title)
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]

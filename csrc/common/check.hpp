@@ -20,9 +20,15 @@ std::string concat(Parts const&... parts) {
 
 /// Throws std::invalid_argument, which reaches Python as ValueError with the bare message.
 template <class... Parts>
+[[noreturn]] void fail_value(Parts const&... parts) {
+  throw std::invalid_argument(concat(parts...));
+}
+
+/// The same unless `condition` holds; for parts that cost nothing to name.
+template <class... Parts>
 void check_value(bool condition, Parts const&... parts) {
   if (!condition) [[unlikely]] {
-    throw std::invalid_argument(concat(parts...));
+    fail_value(parts...);
   }
 }
 

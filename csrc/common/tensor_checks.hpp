@@ -11,74 +11,70 @@ namespace moe_ext {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// Each function reads a tensor's metadata once and puts a message together only when one is needed: a call through
+// the stable ABI costs about as much as the comparison it feeds.
+
 inline void check_on_device(char const* op, char const* argument, Tensor const& tensor, int device) {
-  check_value(tensor.is_cuda() && tensor.get_device_index() == device,
-              op,
-              ": `",
-              argument,
-              "` must be on cuda:",
-              device,
-              " like `a`, got ",
-              tensor.is_cuda() ? concat("cuda:", static_cast<int>(tensor.get_device_index()))
-                               : "another kind of device");
+  if (tensor.is_cuda() && tensor.get_device_index() == device) [[likely]] {
+    return;
+  }
+  std::string const actual =
+      tensor.is_cuda() ? concat("cuda:", static_cast<int>(tensor.get_device_index())) : "another kind of device";
+  fail_value(op, ": `", argument, "` must be on cuda:", device, " like `a`, got ", actual);
 }
 
 inline void check_dtype(char const* op, char const* argument, Tensor const& tensor, ScalarType expected) {
-  check_value(tensor.scalar_type() == expected,
-              op,
-              ": `",
-              argument,
-              "` must have dtype ",
-              torch::headeronly::toString(expected),
-              ", got ",
-              torch::headeronly::toString(tensor.scalar_type()));
+  ScalarType const actual = tensor.scalar_type();
+  if (actual != expected) [[unlikely]] {
+    fail_value(op,
+               ": `",
+               argument,
+               "` must have dtype ",
+               torch::headeronly::toString(expected),
+               ", got ",
+               torch::headeronly::toString(actual));
+  }
 }
 
 inline void check_rank(char const* op, char const* argument, Tensor const& tensor, std::int64_t rank) {
-  check_value(
-      tensor.dim() == rank, op, ": `", argument, "` must have ", rank, " dimensions, got ", tensor.dim());
+  std::int64_t const actual = tensor.dim();
+  if (actual != rank) [[unlikely]] {
+    fail_value(op, ": `", argument, "` must have ", rank, " dimensions, got ", actual);
+  }
 }
 
 inline void check_size(
     char const* op, char const* argument, std::int64_t dim, std::int64_t size, std::int64_t expected) {
-  check_value(size == expected,
-              op,
-              ": `",
-              argument,
-              "` must have size ",
-              expected,
-              " in dimension ",
-              dim,
-              ", got ",
-              size);
+  if (size != expected) [[unlikely]] {
+    fail_value(op, ": `", argument, "` must have size ", expected, " in dimension ", dim, ", got ", size);
+  }
 }
 
-/// TMA and 16-byte stores: the innermost dimension is dense, base and outer strides are multiples of 16 bytes.
+/// TMA and 16-byte stores: the innermost dimension is dense, base and outer strides are multiples of 16 bytes, and
+/// rows do not overlap.
 inline void check_rows_aligned(char const* op, char const* argument, Tensor const& tensor, void const* base) {
-  std::int64_t const last = tensor.dim() - 1;
+  auto const sizes = tensor.sizes();
+  auto const strides = tensor.strides();
+  std::size_t const last = sizes.size() - 1;
   std::int64_t const element_bytes = static_cast<std::int64_t>(tensor.element_size());
-  check_value(tensor.size(last) <= 1 || tensor.stride(last) == 1,
-              op,
-              ": `",
-              argument,
-              "` must be contiguous in its last dimension, got stride ",
-              tensor.stride(last));
-  check_value(reinterpret_cast<std::uintptr_t>(base) % 16 == 0,
-              op,
-              ": `",
-              argument,
-              "` must begin at a multiple of 16 bytes, got an address of remainder ",
-              reinterpret_cast<std::uintptr_t>(base) % 16);
-  for (std::int64_t dim = 0; dim < last; ++dim) {
-    std::int64_t const bytes = tensor.stride(dim) * element_bytes;
-    check_value(tensor.size(dim) <= 1 || (bytes > 0 && bytes % 16 == 0),
-                op,
-                ": `",
-                argument,
-                "` must have strides of a positive multiple of 16 bytes, got ",
-                bytes,
-                " bytes in dimension ",
-                dim);
+  if (sizes[last] > 1 && strides[last] != 1) [[unlikely]] {
+    fail_value(op, ": `", argument, "` must be contiguous in its last dimension, got stride ", strides[last]);
+  }
+  std::uintptr_t const remainder = reinterpret_cast<std::uintptr_t>(base) % 16;
+  if (remainder != 0) [[unlikely]] {
+    fail_value(op, ": `", argument, "` must begin at a multiple of 16 bytes, got ", remainder, " bytes past one");
+  }
+  for (std::size_t dim = 0; dim < last; ++dim) {
+    std::int64_t const bytes = strides[dim] * element_bytes;
+    if (sizes[dim] > 1 && (strides[dim] < sizes[last] || bytes % 16 != 0)) [[unlikely]] {
+      fail_value(op,
+                 ": `",
+                 argument,
+                 "` must have strides of at least a row and a multiple of 16 bytes, got ",
+                 bytes,
+                 " bytes in dimension ",
+                 dim);
+    }
   }
 }
 

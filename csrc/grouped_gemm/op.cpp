@@ -119,9 +119,11 @@ void configured(Tensor const& a,
   float const* const scale_b_pointer = scale_pointer("scale_b", scale_b, fp8, device);
   std::int64_t scale_b_stride = 0;
   if (scale_a_pointer != nullptr) {
-    check_value(scale_a->numel() == 1, kOp, ": `scale_a` must have 1 element, got ", scale_a->numel());
+    if (scale_a->numel() != 1 || scale_a->dim() > 1) {
+      fail_value(kOp, ": `scale_a` must have shape () or (1,), got ", scale_a->dim(), " dimensions");
+    }
   }
-  if (scale_b_pointer != nullptr && scale_b->numel() != 1) {
+  if (scale_b_pointer != nullptr && (scale_b->numel() != 1 || scale_b->dim() > 1)) {
     check_rank(kOp, "scale_b", *scale_b, 1);
     check_size(kOp, "scale_b", 0, scale_b->size(0), num_groups);
     scale_b_stride = scale_b->stride(0);

@@ -72,7 +72,7 @@ class Explanation:
                 f"groups, n {self.n}, k {self.k}",
             ),
             ("kernel", f"{self.config} (index {self.config_index})"),
-            ("why", f"{self.source}: {self.reason}"),
+            *_lines_of("why", f"{self.source}: {self.reason}"),
             (
                 "work",
                 f"{self.active_groups} groups with rows, the largest {self.largest_group}; "
@@ -87,6 +87,12 @@ class Explanation:
             ("time", f"floor {self.floor_us:.1f} us, predicted {self.predicted_us:.1f} us"),
         )
         return "\n".join(f"{label:8} {text}" for label, text in lines)
+
+
+def _lines_of(label: str, text: str) -> list[tuple[str, str]]:
+    """Break a long text at its semicolons."""
+    first, *rest = text.split("; ")
+    return [(label, first), *(("", part) for part in rest)]
 
 
 def explain(
