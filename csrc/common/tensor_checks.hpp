@@ -18,8 +18,8 @@ inline void check_on_device(char const* op, char const* argument, Tensor const& 
   if (tensor.is_cuda() && tensor.get_device_index() == device) [[likely]] {
     return;
   }
-  std::string const actual =
-      tensor.is_cuda() ? concat("cuda:", static_cast<int>(tensor.get_device_index())) : "another kind of device";
+  std::string const actual = tensor.is_cuda() ? concat("cuda:", static_cast<int>(tensor.get_device_index()))
+                                              : "another kind of device";
   fail_value(op, ": `", argument, "` must be on cuda:", device, " like `a`, got ", actual);
 }
 
@@ -62,7 +62,8 @@ inline void check_rows_aligned(char const* op, char const* argument, Tensor cons
   }
   std::uintptr_t const remainder = reinterpret_cast<std::uintptr_t>(base) % 16;
   if (remainder != 0) [[unlikely]] {
-    fail_value(op, ": `", argument, "` must begin at a multiple of 16 bytes, got ", remainder, " bytes past one");
+    fail_value(
+        op, ": `", argument, "` must begin at a multiple of 16 bytes, got ", remainder, " bytes past one");
   }
   for (std::size_t dim = 0; dim < last; ++dim) {
     std::int64_t const bytes = strides[dim] * element_bytes;
