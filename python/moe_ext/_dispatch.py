@@ -155,7 +155,6 @@ def choose(
 
 @functools.lru_cache(maxsize=8192)
 def select(
-    *,
     dtype: str,
     accumulate: str,
     num_rows: int,

@@ -216,15 +216,8 @@ def _launch(
             return None
         kernels = device_kernels(a.get_device())
         if config is None:
-            index = select(
-                dtype=kind,
-                accumulate=accumulate,
-                num_rows=num_rows,
-                num_groups=num_groups,
-                n=n,
-                k=k,
-                sm_count=kernels.sm_count,
-            )
+            # By position: lru_cache looks keywords up more slowly.
+            index = select(kind, accumulate, num_rows, num_groups, n, k, kernels.sm_count)
         else:
             index = config_index("grouped_gemm", config, kind, accumulate)
         if out is None:
@@ -283,15 +276,7 @@ def _run(
     if num_rows == 0 or n == 0:
         return out
     if index is None:
-        index = select(
-            dtype=dtype,
-            accumulate=accumulate,
-            num_rows=num_rows,
-            num_groups=num_groups,
-            n=n,
-            k=k,
-            sm_count=kernels.sm_count,
-        )
+        index = select(dtype, accumulate, num_rows, num_groups, n, k, kernels.sm_count)
     kernels.grouped_gemm_configured(a, b, offs, scale_a, scale_b, out, offs_ready, index)
     return out
 
