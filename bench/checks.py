@@ -15,8 +15,8 @@ from bench.problem import Problem, StageInputs
 MAX_GROUPS = 8
 ROWS_PER_GROUP = 16
 MAX_ERROR = 0.01
-# Without promotion the tensor core's 14 bits lose about 1 % at K = 14336, in every library's kernel:
-# that error is reported, and only a wrong kernel is refused.
+# Without promotion the tensor core's 14 bits lose about 1 % at K = 14336, in every library's
+# kernel: that error is reported, and only a wrong kernel is refused.
 MAX_ERROR_FAST = 0.05
 
 
