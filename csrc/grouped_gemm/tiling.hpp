@@ -53,7 +53,7 @@ struct TokenTiles {
 };
 
 /// The fewest tiles that hold `rows`, each of the smallest width that holds an even share: 130 rows are
-/// two tiles of 96 where tiles have up to 128 tokens, not one of 128 and one of 2.
+/// two tiles of 80 where tiles have up to 128 tokens, not one of 128 and one of 2.
 template <class ConfigTag>
 MOE_EXT_HOST_DEVICE constexpr TokenTiles split_tokens(int rows) {
   constexpr Config kConfig = ConfigTag::value;

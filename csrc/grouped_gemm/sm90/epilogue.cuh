@@ -1,4 +1,4 @@
-// Accumulators to memory: scale, round, turn through shared memory where tokens sit on N, store 16 bytes a thread.
+// Accumulators to memory: scale, round, turn in shared memory where tokens sit on N, store by TMA or 16 bytes a thread.
 #pragma once
 
 #include <cuda_bf16.h>
