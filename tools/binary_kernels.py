@@ -11,7 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 MMA_OF_DTYPE = {"BF16": "HGMMA", "FP8": "QGMMA"}
-WATCHED = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(HGMMA|QGMMA|LDL|STL)\b")
+PDL = ("ACQBULK", "PREEXIT")
+WATCHED = re.compile(
+    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(HGMMA|QGMMA|LDL|STL|ACQBULK|PREEXIT)\b"
+)
 FUNCTION = re.compile(r"^\s*Function : (\S+)")
 
 
@@ -71,6 +74,8 @@ def find_problems(library: Path, dtype_of_config: dict[str, str]) -> list[str]:
         print(f"{config:32} {mma} {count[mma]:5}  LDL {count['LDL']}  STL {count['STL']}")
         if count[mma] == 0:
             problems.append(f"{config} holds no {mma}")
+        # The wait and the trigger of programmatic dependent launch: without them dependents race.
+        problems += [f"{config} holds no {name}" for name in PDL if count[name] == 0]
         if count["LDL"] or count["STL"]:
             problems.append(
                 f"{config} uses local memory: {count['LDL']} loads, {count['STL']} stores"
