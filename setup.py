@@ -23,6 +23,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 LIBRARY = "moe_ext.moe_ext_cuda"
+MIN_CMAKE = (3, 31)
 COMPILER_PACKAGES = (
     "nvidia-cuda-nvcc",
     "nvidia-nvvm",
@@ -30,6 +31,13 @@ COMPILER_PACKAGES = (
     "nvidia-cuda-cccl",
     "nvidia-cuda-runtime",
 )
+# What a CMake option points at, in words.
+OPTION_SOURCES = {
+    "PYBIND11_INCLUDE_DIR": "pybind11",
+    "CUTLASS_INCLUDE_DIR": "CUTLASS",
+    "MOE_EXT_TORCH_DIR": "torch >= 2.10",
+    "CMAKE_CUDA_COMPILER": "nvcc >= 13",
+}
 
 
 def search_path() -> list[Path]:
@@ -78,16 +86,31 @@ def find_nvcc() -> Path | None:
     return None
 
 
-def find_program(name: str, directory_attribute: str) -> str:
+def find_program(name: str, directory_attribute: str, minimum: tuple[int, ...] = ()) -> str:
     """A build tool: from its Python package where that is installed, else from PATH."""
+    candidates = [shutil.which(name)]
     if importlib.util.find_spec(name) is not None:
-        program = Path(getattr(importlib.import_module(name), directory_attribute), name)
-        if program.is_file():
-            return str(program)
-    program_on_path = shutil.which(name)
-    if program_on_path is None:
-        sys.exit(f"moe_ext: {name} was not found: pip install {name}")
-    return program_on_path
+        # Without the package, this repository's directory cmake/ imports under its name.
+        directory = getattr(importlib.import_module(name), directory_attribute, None)
+        if directory is not None:
+            candidates.insert(0, shutil.which(name, path=directory))
+    needed = ">=" + ".".join(map(str, minimum)) if minimum else ""
+    found = []
+    for program in candidates:
+        if program is not None:
+            version = program_version(program)
+            if version >= minimum:
+                return program
+            found.append(f"{program} is {'.'.join(map(str, version)) or 'of unknown version'}")
+    reason = f"{name}{needed} is needed, {', '.join(found)}" if found else f"no {name} was found"
+    sys.exit(f"moe_ext: {reason}: pip install '{name}{needed}'")
+
+
+def program_version(program: str) -> tuple[int, ...]:
+    """The version that a build tool prints; () where it does not run."""
+    result = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"\d+(\.\d+)+", result.stdout)
+    return tuple(map(int, version[0].split("."))) if version else ()
 
 
 def wants_cuda() -> bool:
@@ -122,10 +145,15 @@ def cmake_options(cuda: bool) -> dict[str, str]:
         found["CUTLASS_INCLUDE_DIR"] = find_in_packages("cutlass_library/source/include")
         found["MOE_EXT_TORCH_DIR"] = find_torch()
         found["CMAKE_CUDA_COMPILER"] = find_nvcc()
-    missing = ", ".join(name for name, path in found.items() if path is None)
+    missing = [name for name, path in found.items() if path is None]
     if missing:
-        requirements = " ".join(f"'{name}'" for name in ["pybind11", *extra_build_requirements()])
-        sys.exit(f"moe_ext: no {missing}: pip install {requirements}, or MOE_EXT_BUILD_CUDA=off")
+        requirements = extra_build_requirements() if cuda else []
+        if "PYBIND11_INCLUDE_DIR" in missing:
+            requirements.insert(0, "pybind11>=2.13")
+        names = ", ".join(OPTION_SOURCES[name] for name in missing)
+        command = " ".join(["pip install", *(f"'{name}'" for name in requirements)])
+        without = ", or set MOE_EXT_BUILD_CUDA=off" if missing != ["PYBIND11_INCLUDE_DIR"] else ""
+        sys.exit(f"moe_ext: no {names} was found: {command}{without}")
     options = {name: str(path) for name, path in found.items()}
     options["CMAKE_MAKE_PROGRAM"] = find_program("ninja", "BIN_DIR")
     options["Python_EXECUTABLE"] = sys.executable
@@ -147,6 +175,7 @@ class CMakeBuild(build_ext):
         cuda = any(extension.name == LIBRARY for extension in self.extensions)
         kind = "cuda" if cuda else "cpu"
         directory = ROOT / "build" / f"cmake-{sysconfig.get_config_var('SOABI')}-{kind}"
+        cmake = find_program("cmake", "CMAKE_BIN_DIR", MIN_CMAKE)
         options = cmake_options(cuda)
         # CMake forgets the other options when the compiler changes, as in every isolated build
         # that brings its own.
@@ -154,7 +183,6 @@ class CMakeBuild(build_ext):
         compiler = f"={options['CMAKE_CUDA_COMPILER']}\n" if cuda else ""
         if cache.is_file() and compiler not in cache.read_text():
             shutil.rmtree(directory)
-        cmake = find_program("cmake", "CMAKE_BIN_DIR")
         definitions = [f"-D{name}={value}" for name, value in options.items()]
         configure = [cmake, "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", *definitions]
         subprocess.run(configure, check=True)

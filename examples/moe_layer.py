@@ -57,8 +57,7 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """Rows sorted by expert: where each comes from, its weight, and where each expert's rows "
-    "end."""
+    """Rows sorted by expert: where each comes from, its weight, where each expert's rows end."""
 
     token_of_row: Tensor  # (num_rows,)
     weight_of_row: Tensor  # (num_rows,)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from bench import run
+from bench import run, tune
 from bench.cases import TOKENS, case_names, get_case
 from bench.checks import max_error, sample_groups, sample_rows
 from bench.data.routing import counts, expert_log_popularity, make_routing
@@ -25,6 +26,7 @@ from bench.rows import load_rows
 from bench.timing import Call, TimingPolicy, summarise
 
 PAIR = ("gate_up", "down")
+RESULTS = Path(run.__file__).parent / "results"
 CPU = Environment(torch.device("cpu"), "cpu", "abc123")
 
 
@@ -257,6 +259,39 @@ def test_sampled_groups_hold_the_extremes() -> None:
     assert 0 not in sample_groups(rows)
     assert sample_rows(1).tolist() == [0]
     assert sample_rows(1000)[[0, -1]].tolist() == [0, 999]
+
+
+# committed rows
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.jsonl")), ids=lambda path: path.name)
+def test_committed_rows_load(path: Path) -> None:
+    rows = load_rows(path)
+    assert rows
+    for row in rows:
+        get_case(row.case)
+        assert (row.median_us is None) == (row.ratio_to_floor is None) == bool(row.skipped_reason)
+        if row.median_us is not None and row.ratio_to_floor is not None:
+            assert row.ratio_to_floor == pytest.approx(row.median_us / row.floor_us, rel=1e-3)
+
+
+# The times of this file come from a tool older than `bench.tune`, which wrote no more than the
+# cell, the kernel and the median: floors and loads were computed later, from draws 0..3.
+def test_tuner_reads_committed_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune.main(["--read", str(RESULTS / "tuning-2026-11-29.jsonl"), "--each"]) == 0
+    assert "slower than the best kernel on average" in capsys.readouterr().out
+
+
+def test_tuner_reads_a_kernel_that_is_not_compiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = load_rows(RESULTS / "tuning-2026-11-29.jsonl")[0]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(replace(row, config="swap_bf16_gone").to_json() + "\n")
+    assert tune.main(["--read", str(path), "--each"]) == 0
+    out = capsys.readouterr().out
+    assert "swap_bf16_gone" in out
+    assert "no cell has a time of the dispatcher's kernel" in out
 
 
 # command lines

@@ -68,8 +68,8 @@ def test_it_is_frozen_and_prints_every_line():
         ({"dtype": torch.float16}, "`dtype` must be bfloat16"),
         ({"dtype": "int8"}, "`dtype` must be bfloat16"),
         ({"accumulate": "fast"}, '`accumulate` must be "promoted", or "fast" for fp8'),
-        ({"num_rows": -1}, "`num_rows` must be at least 0, got -1"),
-        ({"num_groups": 0}, "`num_groups` must be at least 1, got 0"),
+        ({"num_rows": -1}, "`num_rows` must be a whole number from 0 to 2147482624, got -1"),
+        ({"num_groups": 0}, "`num_groups` must be a whole number from 1 to 4096, got 0"),
         ({"offs": [1, 2]}, "`offs` must have 3 entries, got 2"),
         ({"offs": [3, 2, 6]}, "`offs` must not decrease"),
         ({"offs": [1, 2, 9]}, "`offs` must not decrease and end at num_rows = 6 at most"),
@@ -79,3 +79,13 @@ def test_errors(changes, message):
     valid = {"dtype": "bf16", "num_rows": 6, "num_groups": 3, "n": 64, "k": 64}
     with pytest.raises(ValueError, match="explain: " + message.replace("(", r"\(")):
         moe_ext.explain(**(valid | changes))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_rows": 2**31}, {"n": 2**40}, {"n": 512.0}, {"sm_count": 2**31}, {"num_groups": 5000}],
+)
+def test_numbers_out_of_range_are_named(wrong):
+    problem = {"num_rows": 64, "num_groups": 8, "n": 256, "k": 256} | wrong
+    with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be a whole number from"):
+        moe_ext.explain(dtype="bf16", **problem)

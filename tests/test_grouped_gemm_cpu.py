@@ -125,3 +125,17 @@ def test_quantisation_uses_the_whole_range_and_scales_back(num_leading_dims):
     back = q.float() * (scale.reshape(-1, 1, 1) if num_leading_dims else scale)
     assert (back - x).abs().max() <= 2**-4 * x.abs().max()
     assert torch.isfinite(back).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_k_zero_as_torch_makes_it(dtype):
+    # Its strides are (1, 1) and (n, 1, 1), neither a multiple of 16 bytes nor of any meaning.
+    a, b = torch.empty(5, 0, dtype=dtype), torch.empty(2, 8, 0, dtype=dtype)
+    out = moe_ext.grouped_gemm(a, b, torch.tensor([2, 5], dtype=torch.int32))
+    assert torch.equal(out, torch.zeros(5, 8, dtype=torch.bfloat16))
+
+
+def test_an_empty_tensor_quantises():
+    q, scale = moe_ext.reference.quantize_fp8_per_tensor(torch.empty(0, 16))
+    assert q.shape == (0, 16)
+    assert scale.item() == 1.0

@@ -213,3 +213,10 @@ def test_tail_rows_are_in_every_problem():
     problem = named_problem("one_token", "bf16", "random", "cuda")
     assert problem.a.shape[0] == problem.num_valid + TAIL_ROWS
     assert bool(problem.a[problem.num_valid :].isnan().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_k_zero_as_torch_makes_it(dtype):
+    a, b = (torch.empty(shape, dtype=dtype, device="cuda") for shape in ((5, 0), (2, 8, 0)))
+    out = moe_ext.grouped_gemm(a, b, offs_of((2, 3), "cuda"))
+    assert torch.equal(out, torch.zeros_like(out))

@@ -194,3 +194,29 @@ def test_export(device):
         program = torch.export.export(Layer(), (a, b, offs), dynamic_shapes=shapes)
     other = arguments(device, num_rows=9)
     assert_same_bits(program.module()(*other), moe_ext.grouped_gemm(*other))
+
+
+def test_forward_mode_is_refused():
+    a, b = torch.randn(3, 16).bfloat16(), torch.randn(1, 8, 16).bfloat16()
+    offs = torch.tensor([3], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=r"inputs must have no tangent.*inference only"):
+        torch.func.jvp(lambda x: moe_ext.grouped_gemm(x, b, offs), (a,), (torch.ones_like(a),))
+
+
+def test_a_refused_call_leaves_the_version_of_out():
+    a, b = torch.randn(3, 16).bfloat16(), torch.randn(1, 8, 16).bfloat16()
+    out = torch.empty(3, 16).bfloat16()
+    version = out._version
+    with pytest.raises(ValueError, match="`out` must have shape"):
+        moe_ext.grouped_gemm_out(a, b, torch.tensor([3], dtype=torch.int32), out=out)
+    assert out._version == version
+
+
+def test_fakes_check_what_fixes_the_result():
+    a, b = torch.empty(3, 16, device="meta").bfloat16(), torch.empty(1, 8, 32, device="meta")
+    offs = torch.empty(1, dtype=torch.int32, device="meta")
+    with pytest.raises(RuntimeError, match="`b` must have k = 16"):
+        moe_ext.grouped_gemm(a, b.bfloat16(), offs)
+    out = torch.empty(3, 9, device="meta").bfloat16()
+    with pytest.raises(RuntimeError, match="`out` must have shape"):
+        moe_ext.grouped_gemm_out(a, b[..., :16].bfloat16(), offs, out=out)

@@ -1,11 +1,14 @@
 """What is shipped: the wheel's content, the version, and what the CUDA library links against."""
 
+import importlib.metadata
+import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import moe_ext
 import pytest
@@ -68,6 +71,56 @@ def test_audit_accepts_a_symbol_that_torch_2_10_has(tmp_path):
     assert symbol not in result.stderr
 
 
+@needs_compiler
+def test_audit_reports_paths_of_the_build_machine(tmp_path):
+    source = 'extern "C" const char* probe() { return "/opt/x/site-packages/torch/library.h"; }'
+    result = check_linkage(compile_library(source, tmp_path))
+    assert "holds the path /opt/x/site-packages/torch/library.h" in result.stderr
+
+
+@pytest.fixture
+def setup_script(monkeypatch) -> ModuleType:
+    """setup.py as a module, with `setup` itself left out."""
+    setuptools = pytest.importorskip("setuptools")
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    monkeypatch.setenv("MOE_EXT_BUILD_CUDA", "off")
+    spec = importlib.util.spec_from_file_location("moe_ext_setup", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_program(directory: Path, name: str, version: str) -> Path:
+    """A program that prints its version."""
+    program = directory / name
+    program.write_text(f"#!/bin/sh\necho {name} version {version}\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_build_names_a_cmake_that_is_too_old(setup_script, monkeypatch, tmp_path):
+    program = make_program(tmp_path, "cmake", "3.25.1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    # What the repository's own directory cmake/ imports as.
+    monkeypatch.setitem(sys.modules, "cmake", ModuleType("cmake"))
+    monkeypatch.setattr(setup_script.importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(SystemExit) as failure:
+        setup_script.find_program("cmake", "CMAKE_BIN_DIR", setup_script.MIN_CMAKE)
+    assert str(failure.value) == (
+        f"moe_ext: cmake>=3.31 is needed, {program} is 3.25.1: pip install 'cmake>=3.31'"
+    )
+    make_program(tmp_path, "cmake", "3.31.0")
+    found = setup_script.find_program("cmake", "CMAKE_BIN_DIR", setup_script.MIN_CMAKE)
+    assert found == str(program)
+
+
+def test_build_without_pybind11_says_what_to_install(setup_script, monkeypatch):
+    monkeypatch.setattr(setup_script, "find_in_packages", lambda relative: None)
+    with pytest.raises(SystemExit) as failure:
+        setup_script.cmake_options(cuda=False)
+    assert str(failure.value) == ("moe_ext: no pybind11 was found: pip install 'pybind11>=2.13'")
+
+
 def test_version_is_the_one_in_version_file():
     text = (ROOT / "python/moe_ext/_version.py").read_text()
     assert f'__version__ = "{moe_ext.__version__}"' in text
@@ -86,7 +139,12 @@ def test_shipped_sources_compile_nothing_and_stay_short():
 @pytest.mark.slow
 def test_wheel_holds_the_package_and_the_licences_alone(tmp_path):
     pytest.importorskip("pip")
-    pytest.importorskip("cmake")
+    pytest.importorskip("pybind11")
+    try:
+        # Not importorskip: this repository's directory cmake/ imports under that name.
+        importlib.metadata.distribution("cmake")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("needs the Python package cmake")
     tree = tmp_path / "tree"
     ignore = shutil.ignore_patterns(".git", ".venv", "build", "*.so", "*.egg-info", "results")
     shutil.copytree(ROOT, tree, ignore=ignore)

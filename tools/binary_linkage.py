@@ -60,6 +60,15 @@ def shim_versions(include: Path) -> dict[str, tuple[int, int]]:
     return versions
 
 
+def build_paths(library: Path) -> list[str]:
+    """Every string of the library that names the source tree or where packages are installed."""
+    source_tree = str(Path(__file__).resolve().parent.parent)
+    markers = (source_tree, str(torch_include().parent), "site-packages", "dist-packages")
+    strings = re.findall(rb"[\x20-\x7e]{4,}", library.read_bytes())
+    found = {text.decode() for text in strings}
+    return sorted(text for text in found if any(marker in text for marker in markers))
+
+
 def find_problems(library: Path) -> list[str]:
     """Every reason why the library might not load elsewhere."""
     problems = []
@@ -89,8 +98,7 @@ def find_problems(library: Path) -> list[str]:
         )
     if re.search(r"\((RPATH|RUNPATH)\)", dynamic):
         problems.append("the library has an rpath")
-    if str(Path(__file__).resolve().parent.parent).encode() in library.read_bytes():
-        problems.append("the library holds the path of the source tree")
+    problems += [f"the library holds the path {path}" for path in build_paths(library)]
     if library.stat().st_size > MAX_BYTES:
         problems.append(f"{library.stat().st_size} bytes, the limit is {MAX_BYTES}")
     return problems

@@ -1,4 +1,4 @@
-// The only place that throws: what a user got wrong is a ValueError in Python, what CUDA refuses a RuntimeError.
+// What a user got wrong is a ValueError in Python, what CUDA refuses a RuntimeError.
 #pragma once
 
 #include <limits>

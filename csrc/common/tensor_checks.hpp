@@ -57,6 +57,9 @@ inline void check_rows_aligned(char const* op, char const* argument, Tensor cons
   auto const strides = tensor.strides();
   std::size_t const last = sizes.size() - 1;
   std::int64_t const element_bytes = static_cast<std::int64_t>(tensor.element_size());
+  if (sizes[last] == 0) {
+    return;  // no element: strides mean nothing, and nothing is read or written
+  }
   if (sizes[last] > 1 && strides[last] != 1) [[unlikely]] {
     fail_value(op, ": `", argument, "` must be contiguous in its last dimension, got stride ", strides[last]);
   }

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _LIBRARY = torch.library.Library("moe_ext", "FRAGMENT")
 _LIBRARY.define(
@@ -33,15 +34,18 @@ def autograd_kernel(op: Any, implementation: Callable[..., Any]) -> Callable[...
 
     def kernel(keyset: Any, a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Any:
         out = options.get("out")
-        if out is not None and not out.is_inference():
-            torch.autograd.graph.increment_version(out)
+        inputs = (a, b, options.get("scale_a"), options.get("scale_b"))
+        if forward_ad._current_level >= 0 and any(map(_has_tangent, (*inputs, out))):
+            raise RuntimeError(
+                "grouped_gemm: inputs must have no tangent, since moe_ext is inference only, got "
+                "a call under forward-mode differentiation"
+            )
 
         def redispatch() -> Any:
             with torch._C._AutoDispatchBelowAutograd():
                 return op.redispatch(keyset & _BELOW_AUTOGRAD, a, b, offs, **options)
 
         if torch.is_grad_enabled():
-            inputs = (a, b, options.get("scale_a"), options.get("scale_b"))
             for tensor in (*inputs, out):
                 if tensor is not None and tensor.requires_grad:
                     result = _InferenceOnly.apply(  # type: ignore[no-untyped-call]
@@ -50,10 +54,21 @@ def autograd_kernel(op: Any, implementation: Callable[..., Any]) -> Callable[...
                     return result if out is None else None
         # The dispatcher would only come to the implementation: going there directly saves 2 us.
         if _comes_to_backend(keyset.raw_repr()):
-            return implementation(a, b, offs, **options)
-        return redispatch()
+            result = implementation(a, b, offs, **options)
+        else:
+            result = redispatch()
+        if out is not None and not out.is_inference():
+            torch.autograd.graph.increment_version(out)
+        return result
 
     return kernel
+
+
+def _has_tangent(tensor: Tensor | None) -> bool:
+    if tensor is None:
+        return False
+    dual = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
+    return dual.tangent is not None
 
 
 class _InferenceOnly(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """Every documented argument error of `grouped_gemm`, found on the host before anything is launched.
 
-Runs in each call, so each size is read once; messages are put together only when one is needed.
+On the CPU it runs in each call; on CUDA the C++ op checks first, and this puts its refusals into
+words. Sizes are read once, messages put together only when one is needed.
 """
 
 from __future__ import annotations
@@ -178,6 +179,8 @@ def check_out(op: str, out: Tensor, a: Tensor, num_rows: int, n: int) -> None:
 
 
 def _bad_stride(stride: int, row_elems: int, item_bytes: int) -> bool:
+    if row_elems == 0:  # no element: strides mean nothing
+        return False
     return stride < row_elems or stride * item_bytes % _ALIGNMENT_BYTES != 0
 
 
@@ -215,7 +218,7 @@ def _scale_message(op: str, argument: str, scale: Tensor, a: Tensor) -> str:
 
 
 def _scale_a_layout_message(op: str, shape: tuple[int, ...], num_rows: int, k: int) -> str:
-    later = ((num_rows,), (num_rows, 1), (num_rows, -(-k // _SCALE_BLOCK)))
+    later = ((num_rows,), (num_rows, 1), (num_rows, -(-k // _SCALE_BLOCK)), (1, 1))
     note = " (scales per row or per block are not supported yet)" if shape in later else ""
     return f"{op}: `scale_a` must have shape () or (1,){note}, got {shape}"
 
@@ -224,7 +227,7 @@ def _scale_b_layout_message(
     op: str, shape: tuple[int, ...], num_groups: int, n: int, k: int
 ) -> str:
     blocks = (num_groups, -(-n // _SCALE_BLOCK), -(-k // _SCALE_BLOCK))
-    later = ((num_groups, n), (num_groups, n, 1), blocks)
+    later = ((num_groups, n), (num_groups, n, 1), (num_groups, 1), (num_groups, 1, 1), blocks)
     note = " (scales per channel or per block are not supported yet)" if shape in later else ""
     return (
         f"{op}: `scale_b` must have shape (), (1,) or (num_groups,) = ({num_groups},){note}, "

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
+from moe_ext._checks import MAX_GROUPS
 from moe_ext._configs import planner
 from moe_ext._dispatch import ITEM_BYTES, Problem, choose, floor_us, predict_us
 
+# The device counts rows, columns and tiles in 32 bits, with room for one tile past the end.
+_MOST = 2**31 - 1024
 _DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
 
 
@@ -144,15 +147,17 @@ def explain(
             f'"{accumulate}" '
             f"for {name}"
         )
-    for argument, value, least in (
-        ("num_rows", num_rows, 0),
-        ("num_groups", num_groups, 1),
-        ("n", n, 0),
-        ("k", k, 0),
-        ("sm_count", sm_count, 1),
+    for argument, value, least, most in (
+        ("num_rows", num_rows, 0, _MOST),
+        ("num_groups", num_groups, 1, MAX_GROUPS),
+        ("n", n, 0, _MOST),
+        ("k", k, 0, _MOST),
+        ("sm_count", sm_count, 1, 1024),
     ):
-        if value < least:
-            raise ValueError(f"explain: `{argument}` must be at least {least}, got {value}")
+        if not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(
+                f"explain: `{argument}` must be a whole number from {least} to {most}, got {value}"
+            )
     ends = _even_offs(num_rows, num_groups) if offs is None else [int(end) for end in offs]
     if len(ends) != num_groups:
         raise ValueError(f"explain: `offs` must have {num_groups} entries, got {len(ends)}")

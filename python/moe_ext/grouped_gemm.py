@@ -144,7 +144,7 @@ def grouped_gemm_out(
         b: see `grouped_gemm`.
         offs: see `grouped_gemm`.
         out: (num_rows, n), bfloat16 or float32, same device as `a`, last dimension contiguous, rows
-            16-byte aligned; must not overlap the inputs.
+            16-byte aligned; must not overlap the inputs (not checked).
         scale_a: see `grouped_gemm`.
         scale_b: see `grouped_gemm`.
         scale_b_offset: see `grouped_gemm`.
@@ -211,8 +211,8 @@ def _launch(
         return None
     try:
         num_rows, k = a.shape
-        num_groups, n, _ = b.shape
-        if num_rows == 0 or n == 0 or num_groups == 0:
+        num_groups, n, b_k = b.shape
+        if num_rows == 0 or n == 0 or num_groups == 0 or b_k != k:
             return None
         kernels = device_kernels(a.get_device())
         if config is None:
@@ -295,7 +295,7 @@ def _warn_of_cpu() -> None:
         warnings.warn(
             "moe_ext: no CUDA device here, so its ops run the float32 reference on the CPU: "
             "right, but slow",
-            stacklevel=2,
+            stacklevel=6,
         )
 
 
@@ -308,11 +308,30 @@ def _grouped_gemm_fake(
     torch._check(
         b.dim() == 3, lambda: f"grouped_gemm: `b` must have shape (num_groups, n, k), got {b.shape}"
     )
+    torch._check(
+        a.shape[1] == b.shape[2],
+        lambda: f"grouped_gemm: `b` must have k = {a.shape[1]} to match `a`, got {b.shape}",
+    )
+    torch._check(
+        a.dtype == b.dtype,
+        lambda: f"grouped_gemm: `b` must be {a.dtype} to match `a`, got {b.dtype}",
+    )
+    torch._check(
+        out_dtype is None or out_dtype in _RESULTS,
+        lambda: f"grouped_gemm: `out_dtype` must be bfloat16 or float32, got {out_dtype}",
+    )
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or torch.bfloat16)
 
 
-def _grouped_gemm_out_fake(a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> None:
-    return None
+def _grouped_gemm_out_fake(
+    a: Tensor, b: Tensor, offs: Tensor, *, out: Tensor, **options: Any
+) -> None:
+    options.pop("out_dtype", None)
+    expected = _grouped_gemm_fake(a, b, offs, out_dtype=out.dtype, **options).shape
+    torch._check(
+        out.shape == expected,
+        lambda: f"grouped_gemm_out: `out` must have shape {tuple(expected)}, got {out.shape}",
+    )
 
 
 for _name, _op, _implementation, _fake in (

@@ -79,10 +79,13 @@ def quantize_fp8_per_tensor(x: Tensor, num_leading_dims: int = 0) -> tuple[Tenso
 
     Returns:
         `q`, float8_e4m3fn, the shape of `x`, contiguous, and `scale`, float32,
-        x.shape[:num_leading_dims]; `q * scale` approximates `x`. An all-zero tensor has the scale
-        1.
+        x.shape[:num_leading_dims]; `q * scale` approximates `x`. An all-zero or empty tensor
+        has the scale 1.
     """
     reduced = tuple(range(num_leading_dims, x.dim()))
+    if x.numel() == 0:
+        scale = torch.ones(x.shape[:num_leading_dims], dtype=torch.float32, device=x.device)
+        return x.to(torch.float8_e4m3fn).contiguous(), scale
     largest = x.abs().amax(dim=reduced, keepdim=True).float() if reduced else x.abs().float()
     scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
     q = (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)

@@ -2,7 +2,7 @@
 //
 //  who                        waits on                        for
 //  load warp                  the previous kernel (PDL)       offsets and `a`; with offs_ready only for `a`
-//  load warp                  empty[s]                        every mma warp of the cluster to have read s
+//  load warp                  empty[s]                        every mma warp that shares s to have read it
 //  mma warps                  full[s]                         tile info and both operands of stage s
 //  mma warp group             named barrier kStaging + wg     its own staging buffer to turn over
 //  all threads of a cluster   cluster barrier, start and end  peers' barriers to exist; peers to be done

@@ -28,8 +28,8 @@ struct StageInfo {
 };
 
 /// full[s]: 1 arrival (the CTA's own load warp) plus the bytes of both operands; waited on by the mma warps.
-/// empty[s]: one arrival per mma warp of every CTA in the cluster, because each of them may write this
-/// CTA's stage by multicast; waited on by the load warp.
+/// empty[s]: one arrival per mma warp of every CTA that shares the token tile, because each of those
+/// writes this CTA's stage by multicast; waited on by the load warp.
 template <class ConfigTag>
 struct Ring {
   using T = Traits<ConfigTag>;
