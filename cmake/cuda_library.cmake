@@ -40,14 +40,15 @@ set_target_properties(moe_ext_cuda PROPERTIES PREFIX "" OUTPUT_NAME moe_ext_cuda
 target_include_directories(moe_ext_cuda SYSTEM PRIVATE ${CUTLASS_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 # Token tiles come in widths that are not powers of two, so all of WGMMA's shapes are wanted.
 target_compile_definitions(moe_ext_cuda PRIVATE CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED)
-# __FILE__ in headers must not bring the paths of the machine that builds.
+# __FILE__ in headers must not bring the paths of the machine that builds. The last mapping that fits is used, and an
+# environment may lie inside the source tree: so these must come after the source tree's, from a target linked later.
 set(map_torch -fmacro-prefix-map=${MOE_EXT_TORCH_DIR}/=)
 set(map_cutlass -fmacro-prefix-map=${CUTLASS_INCLUDE_DIR}/=)
+target_compile_options(torch_stable INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${map_torch};${map_cutlass}>")
 # Warnings about spills and local memory are errors: both mean a main loop that left its registers.
 target_compile_options(
   moe_ext_cuda
   PRIVATE
-    "$<$<COMPILE_LANGUAGE:CXX>:${map_torch};${map_cutlass}>"
     $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>
     $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
     "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v,--warn-on-spills,--warn-on-local-memory-usage>"
