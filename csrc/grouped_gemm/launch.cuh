@@ -1,8 +1,6 @@
 // From sizes and pointers to a launch: TMA descriptors, grid, kernel.
 #pragma once
 
-#include <algorithm>
-
 #include "common/launch.hpp"
 #include "common/tensor_map.hpp"
 #include "grouped_gemm/launch.hpp"
@@ -60,9 +58,8 @@ template <class ConfigTag>
 void launch(Params const& params, cudaStream_t stream) {
   using T = Traits<ConfigTag>;
   constexpr Config kConfig = T::kConfig;
-  std::int64_t const resident = std::int64_t{params.sm_count} * kConfig.ctas_per_sm / kConfig.cluster();
-  std::int64_t const steps = max_steps(kConfig, params.num_rows, params.num_groups, params.n);
-  LaunchShape const shape{.grid = static_cast<unsigned>(std::min(resident, steps) * kConfig.cluster()),
+  std::int64_t const grid = grid_size(kConfig, params.sm_count, params.num_rows, params.num_groups, params.n);
+  LaunchShape const shape{.grid = static_cast<unsigned>(grid),
                           .threads = T::kThreads,
                           .cluster = static_cast<unsigned>(kConfig.cluster()),
                           .shared_bytes = Kernel<ConfigTag>::kSharedBytes,

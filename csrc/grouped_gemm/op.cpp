@@ -149,7 +149,6 @@ void configured(Tensor const& a,
                 .out_row_stride = num_rows > 1 ? out.stride(0) : n,
                 .out_dtype = out_type == ScalarType::Float ? OutDtype::FP32 : OutDtype::BF16,
                 .offs_ready = offs_ready,
-                .device = device,
                 .sm_count = sm_count(device)};
   params.b_group_stride_bytes = stride_bytes(b, 0, n * params.b_row_stride_bytes);
   check_stride_limit("a", params.a_row_stride_bytes);

@@ -113,4 +113,20 @@ constexpr std::int64_t max_steps(Config const& config,
   return (num_rows / config.tile_tokens + groups) * count_weight_steps(config, n);
 }
 
+/// Clusters that run at the same time.
+constexpr std::int64_t resident_clusters(Config const& config, std::int64_t sm_count) {
+  return sm_count * config.ctas_per_sm / config.cluster();
+}
+
+/// CTAs of a launch: all that run at the same time, or as many as there can be steps for.
+constexpr std::int64_t grid_size(Config const& config,
+                                 std::int64_t sm_count,
+                                 std::int64_t num_rows,
+                                 std::int64_t num_groups,
+                                 std::int64_t n) {
+  std::int64_t const resident = resident_clusters(config, sm_count);
+  std::int64_t const steps = max_steps(config, num_rows, num_groups, n);
+  return (resident < steps ? resident : steps) * config.cluster();
+}
+
 }  // namespace moe_ext::grouped_gemm

@@ -1,5 +1,4 @@
 // moe_ext._planner: the list of kernels and the host twin of the device tile scheduler, for machines without a GPU.
-#include <algorithm>
 #include <tuple>
 #include <vector>
 
@@ -63,13 +62,11 @@ py::dict plan(std::vector<int> const& offs, int num_rows, std::int64_t n, int co
     steps += std::int64_t{group.tiles.count} * count_weight_steps(config, n);
     padded_rows += std::int64_t{group.tiles.count} * group.tiles.width - (group.rows.end - group.rows.begin);
   }
-  std::int64_t const resident = std::int64_t{sm_count} * config.ctas_per_sm / config.cluster();
-  std::int64_t const most = max_steps(config, num_rows, static_cast<std::int64_t>(offs.size()), n);
   py::dict result;
   result["num_tiles"] = steps * config.multicast;
-  result["waves"] = static_cast<double>(steps) / static_cast<double>(resident);
+  result["waves"] = static_cast<double>(steps) / static_cast<double>(resident_clusters(config, sm_count));
   result["padded_rows"] = padded_rows;
-  result["grid"] = std::min(resident, most) * config.cluster();
+  result["grid"] = grid_size(config, sm_count, num_rows, static_cast<std::int64_t>(offs.size()), n);
   result["token_widths"] = widths;
   result["token_tiles"] = counts;
   return result;
