@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DIRECTORIES = ("python", "csrc", "tests", "bench", "examples", "tools", "cmake")
-SUFFIXES = {".py", ".pyi", ".cpp", ".hpp", ".cuh", ".cu", ".def", ".in", ".cmake", ".sh"}
-SOURCES = sorted(
-    path.relative_to(ROOT)
-    for directory in DIRECTORIES
-    for path in (ROOT / directory).rglob("*")
-    if path.suffix in SUFFIXES
+SPEC = importlib.util.spec_from_file_location("check_sources", ROOT / "tools/check_sources.py")
+CHECK_SOURCES = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(CHECK_SOURCES)
+
+
+def test_limits():
+    assert (CHECK_SOURCES.MAX_LINES, CHECK_SOURCES.MAX_COLUMNS) == (500, 120)
+
+
+@pytest.mark.parametrize(
+    "path", CHECK_SOURCES.sized_sources(), ids=lambda path: str(path.relative_to(ROOT))
 )
-# Tables: one row a line, as long as there are rows.
-NO_LINE_LIMIT = {"_dispatch_table.py"}
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=str)
 def test_size(path):
-    lines = (ROOT / path).read_text().splitlines()
-    if path.name not in NO_LINE_LIMIT:
-        assert len(lines) <= 500
-    too_wide = [number for number, line in enumerate(lines, start=1) if len(line) > 120]
-    assert too_wide == []
+    assert CHECK_SOURCES.size_problems(path) == []

@@ -23,6 +23,32 @@ FORBIDDEN_IN_CPP = re.compile(
 )
 MAX_LINES = 500
 MAX_COLUMNS = 120
+SIZED_DIRECTORIES = ("python", "csrc", "tests", "bench", "examples", "tools", "cmake")
+SIZED_SUFFIXES = {".py", ".pyi", ".cpp", ".hpp", ".cuh", ".cu", ".def", ".in", ".cmake", ".sh"}
+
+
+def sized_sources() -> list[Path]:
+    """Every source whose length is limited."""
+    return sorted(
+        path
+        for directory in SIZED_DIRECTORIES
+        for path in (ROOT / directory).rglob("*")
+        if path.suffix in SIZED_SUFFIXES
+    )
+
+
+def size_problems(path: Path) -> list[str]:
+    """Where a source is too long or too wide, as text to put behind its name."""
+    lines = path.read_text().splitlines()
+    problems = []
+    if len(lines) > MAX_LINES:
+        problems.append(f": {len(lines)} lines, the limit is {MAX_LINES}")
+    problems += [
+        f":{number}: {len(line)} columns, over {MAX_COLUMNS}"
+        for number, line in enumerate(lines, 1)
+        if len(line) > MAX_COLUMNS
+    ]
+    return problems
 
 
 def imported_modules(tree: ast.AST) -> Iterator[str]:
@@ -59,19 +85,8 @@ def main() -> None:
             for number, line in enumerate(path.read_text().splitlines(), 1):
                 if found := FORBIDDEN_IN_CPP.search(line):
                     problems.append(f"{path.relative_to(ROOT)}:{number}: {found[0]}")
-    for directory in ("python", "csrc", "tests", "bench", "examples", "tools"):
-        for path in sorted((ROOT / directory).rglob("*")):
-            if path.suffix in (".py", ".cpp", ".hpp", ".cu", ".cuh"):
-                lines = path.read_text().splitlines()
-                if len(lines) > MAX_LINES:
-                    problems.append(
-                        f"{path.relative_to(ROOT)}: {len(lines)} lines, the limit is {MAX_LINES}"
-                    )
-                problems += [
-                    f"{path.relative_to(ROOT)}:{number}: {len(line)} columns, over {MAX_COLUMNS}"
-                    for number, line in enumerate(lines, 1)
-                    if len(line) > MAX_COLUMNS
-                ]
+    for path in sized_sources():
+        problems += [f"{path.relative_to(ROOT)}{problem}" for problem in size_problems(path)]
     print(*problems, sep="\n", end="\n" if problems else "", file=sys.stderr)
     print(f"check_sources: {checked} shipped sources, {len(problems)} problems")
     sys.exit(bool(problems))
