@@ -86,12 +86,35 @@ struct Tile {
   int token_width;  // rows loaded and multiplied
 };
 
-/// Tile `index` of a group whose rows are `rows`. Token tiles run fastest: CTAs that work at the same time
-/// share weight tiles, so weights come from memory once and the group's tokens stay in L2.
-MOE_EXT_HOST_DEVICE constexpr Tile tile_in_group(int group, RowRange rows, TokenTiles tiles, unsigned index) {
-  unsigned const count = static_cast<unsigned>(tiles.count);
-  unsigned const weight_step = index / count;
-  int const token_begin = rows.begin + static_cast<int>(index - weight_step * count) * tiles.width;
+/// Tokens of a band. CTAs that work at the same time share a band's tokens and about as many rows of weights: 132
+/// tiles of 128 x 256 make a square of about 2,048 x 2,048, the shape with the least memory traffic
+/// (docs/notes/tile-order.md has the measurement).
+inline constexpr int kBandTokens = 2048;
+
+/// Token tiles of each band but the last: a group in bands of about kBandTokens, as even as may be.
+MOE_EXT_HOST_DEVICE constexpr int count_band_tiles(TokenTiles tiles) {
+  std::int64_t const tokens = std::int64_t{tiles.count} * tiles.width;
+  int const bands = static_cast<int>((tokens + kBandTokens / 2) / kBandTokens);
+  return bands <= 1 ? tiles.count : (tiles.count + bands - 1) / bands;
+}
+
+/// Tile `index` of a group whose rows are `rows`. Within a band token tiles run fastest: CTAs that work at the
+/// same time share weight tiles, so a band reads each weight from memory once and its tokens stay in L2.
+MOE_EXT_HOST_DEVICE constexpr Tile tile_in_group(
+    int group, RowRange rows, TokenTiles tiles, int weight_steps, unsigned index) {
+  int const band_tiles = count_band_tiles(tiles);
+  int first = 0;  // token tile of the band
+  int count = tiles.count;
+  if (band_tiles < tiles.count) {
+    unsigned const band_steps = static_cast<unsigned>(band_tiles) * static_cast<unsigned>(weight_steps);
+    unsigned const band = index / band_steps;
+    index -= band * band_steps;
+    first = static_cast<int>(band) * band_tiles;
+    count = count - first < band_tiles ? count - first : band_tiles;
+  }
+  unsigned const weight_step = index / static_cast<unsigned>(count);
+  int const token_tile = first + static_cast<int>(index - weight_step * static_cast<unsigned>(count));
+  int const token_begin = rows.begin + token_tile * tiles.width;
   int const token_end = rows.end - token_begin < tiles.width ? rows.end : token_begin + tiles.width;
   return {group, static_cast<int>(weight_step), token_begin, token_end, tiles.width};
 }

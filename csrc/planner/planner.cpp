@@ -80,7 +80,7 @@ std::vector<TileTuple> tiles(std::vector<int> const& offs, int num_rows, std::in
   int group_index = 0;
   for (GroupPlan const& group : plan_groups(offs, num_rows, config_index)) {
     for (unsigned index = 0; index < count_group_steps(group.tiles.count, weight_steps); ++index) {
-      Tile const tile = tile_in_group(group_index, group.rows, group.tiles, index);
+      Tile const tile = tile_in_group(group_index, group.rows, group.tiles, weight_steps, index);
       for (int rank = 0; rank < config.multicast; ++rank) {
         std::int64_t const weight_begin =
             (std::int64_t{tile.weight_step} * config.multicast + rank) * config.tile_weights;

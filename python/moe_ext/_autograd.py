@@ -33,40 +33,47 @@ def autograd_kernel(op: Any, implementation: Callable[..., Any]) -> Callable[...
     """Make the Autograd kernel of `op`, one of `grouped_gemm` and `grouped_gemm_out`."""
 
     def kernel(keyset: Any, a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Any:
-        out = options.get("out")
-        inputs = (a, b, options.get("scale_a"), options.get("scale_b"))
-        if forward_ad._current_level >= 0 and any(map(_has_tangent, (*inputs, out))):
-            raise RuntimeError(
-                "grouped_gemm: inputs must have no tangent, since moe_ext is inference only, got "
-                "a call under forward-mode differentiation"
-            )
-
-        def redispatch() -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                return op.redispatch(keyset & _BELOW_AUTOGRAD, a, b, offs, **options)
-
-        if torch.is_grad_enabled():
-            for tensor in (*inputs, out):
-                if tensor is not None and tensor.requires_grad:
-                    result = _InferenceOnly.apply(  # type: ignore[no-untyped-call]
-                        redispatch, out, *inputs
-                    )
-                    return result if out is None else None
         # The dispatcher would only come to the implementation: going there directly saves 2 us.
-        if _comes_to_backend(keyset.raw_repr()):
-            result = implementation(a, b, offs, **options)
-        else:
-            result = redispatch()
-        if out is not None and not out.is_inference():
-            torch.autograd.graph.increment_version(out)
-        return result
+        direct = _comes_to_backend(keyset.raw_repr())
+        if not direct or forward_ad._current_level >= 0 or torch.is_grad_enabled():
+
+            def redispatch() -> Any:
+                with torch._C._AutoDispatchBelowAutograd():
+                    return op.redispatch(keyset & _BELOW_AUTOGRAD, a, b, offs, **options)
+
+            inputs = (a, b, options.get("scale_a"), options.get("scale_b"))
+            out = options.get("out")
+            if _needs_gradients(inputs, out):
+                result = _InferenceOnly.apply(  # type: ignore[no-untyped-call]
+                    redispatch, out, *inputs
+                )
+                return result if out is None else None
+            if not direct:
+                return _wrote(options, redispatch())
+        return _wrote(options, implementation(a, b, offs, **options))
 
     return kernel
 
 
-def _has_tangent(tensor: Tensor | None) -> bool:
-    if tensor is None:
-        return False
+def _wrote(options: dict[str, Any], result: Any) -> Any:
+    """Count the write into `out`, if there is one, for autograd."""
+    if "out" in options and not options["out"].is_inference():
+        torch.autograd.graph.increment_version(options["out"])
+    return result
+
+
+def _needs_gradients(inputs: tuple[Tensor | None, ...], out: Tensor | None) -> bool:
+    """Whether autograd has to know of the call; raises under forward-mode differentiation."""
+    tensors = [tensor for tensor in (*inputs, out) if tensor is not None]
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+        raise RuntimeError(
+            "grouped_gemm: inputs must have no tangent, since moe_ext is inference only, got a "
+            "call under forward-mode differentiation"
+        )
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
     dual = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
     return dual.tangent is not None
 

@@ -55,7 +55,8 @@ class TileScheduler {
     TokenTiles tiles = split_tokens<ConfigTag>(rows.end - rows.begin);
     tiles.count =
         tiles.count > 0 ? tiles.count : 1;  // a lane that does not own the tile must not divide by zero
-    Tile tile = tile_in_group(first_group_ + lane_ * kGroupsPerLane + which, rows, tiles, index);
+    Tile tile =
+        tile_in_group(first_group_ + lane_ * kGroupsPerLane + which, rows, tiles, weight_steps_, index);
     step_ += stride_;
     tile.group = __shfl_sync(kFullWarp, tile.group, owner);
     tile.weight_step = __shfl_sync(kFullWarp, tile.weight_step, owner);
