@@ -52,22 +52,32 @@ struct TokenTiles {
   int width;
 };
 
+/// The smallest compiled width that holds `rows`, at most tile_tokens.
+template <class ConfigTag>
+MOE_EXT_HOST_DEVICE constexpr int smallest_width(int rows) {
+  constexpr Config kConfig = ConfigTag::value;
+  int width = kConfig.tile_tokens;
+  for (int i = kNumTokenWidths - 1; i >= 0; --i) {
+    if (has_token_width(kConfig, token_width(i)) && token_width(i) >= rows) {
+      width = token_width(i);
+    }
+  }
+  return width;
+}
+
 /// The fewest tiles that hold `rows`, each of the smallest width that holds an even share: 130 rows are
 /// two tiles of 80 where tiles have up to 128 tokens, not one of 128 and one of 2.
 template <class ConfigTag>
 MOE_EXT_HOST_DEVICE constexpr TokenTiles split_tokens(int rows) {
-  constexpr Config kConfig = ConfigTag::value;
+  constexpr int kTileTokens = ConfigTag::value.tile_tokens;
   if (rows <= 0) {
     return {0, 0};
   }
-  int const most = (rows - 1) / kConfig.tile_tokens + 1;
-  int const share = (rows - 1) / most + 1;
-  int width = kConfig.tile_tokens;
-  for (int i = kNumTokenWidths - 1; i >= 0; --i) {
-    if (has_token_width(kConfig, token_width(i)) && token_width(i) >= share) {
-      width = token_width(i);
-    }
+  if (rows <= kTileTokens) {  // without a division
+    return {1, smallest_width<ConfigTag>(rows)};
   }
+  int const most = (rows - 1) / kTileTokens + 1;
+  int const width = smallest_width<ConfigTag>((rows - 1) / most + 1);
   return {(rows - 1) / width + 1, width};
 }
 
@@ -93,7 +103,7 @@ inline constexpr int kBandTokens = 2048;
 
 /// Token tiles of each band but the last: a group in bands of about kBandTokens, as even as may be.
 MOE_EXT_HOST_DEVICE constexpr int count_band_tiles(TokenTiles tiles) {
-  std::int64_t const tokens = std::int64_t{tiles.count} * tiles.width;
+  unsigned const tokens = static_cast<unsigned>(tiles.count) * static_cast<unsigned>(tiles.width);
   int const bands = static_cast<int>((tokens + kBandTokens / 2) / kBandTokens);
   return bands <= 1 ? tiles.count : (tiles.count + bands - 1) / bands;
 }
@@ -102,6 +112,9 @@ MOE_EXT_HOST_DEVICE constexpr int count_band_tiles(TokenTiles tiles) {
 /// same time share weight tiles, so a band reads each weight from memory once and its tokens stay in L2.
 MOE_EXT_HOST_DEVICE constexpr Tile tile_in_group(
     int group, RowRange rows, TokenTiles tiles, int weight_steps, unsigned index) {
+  if (tiles.count == 1) {  // most groups in decode, where each tile is short and this division would show
+    return {group, static_cast<int>(index), rows.begin, rows.end, tiles.width};
+  }
   int const band_tiles = count_band_tiles(tiles);
   int first = 0;  // token tile of the band
   int count = tiles.count;

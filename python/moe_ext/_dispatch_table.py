@@ -144,6 +144,14 @@ TABLE: tuple[Row, ...] = (
         "1.01x the best kernel's time over 10 cells, worst 1.04x",
         source=_PREFILL,
         max_rows_per_group=100,
+        min_k=700,
+    ),
+    _row(
+        "bf16",
+        "fp32",
+        "swap_bf16_w128_t128_pair",
+        "1.01x the best kernel's time over 28 cells, worst 1.04x",
+        max_rows_per_group=100,
     ),
     _row(
         "bf16",
@@ -369,6 +377,14 @@ TABLE: tuple[Row, ...] = (
         "swap_fp8f_w256_t128",
         "1.01x the best kernel's time over 10 cells, worst 1.04x",
         source=_PREFILL,
+        max_rows_per_group=100,
+        min_k=700,
+    ),
+    _row(
+        "fp8",
+        "fast",
+        "swap_fp8f_w128_t128_pair",
+        "1.02x the best kernel's time over 28 cells, worst 1.11x",
         max_rows_per_group=100,
     ),
     _row(

@@ -44,26 +44,19 @@ class TileScheduler {
     RowRange rows{begin_, ends_[0]};
 #pragma unroll
     for (int i = 1; i < kGroupsPerLane; ++i) {
-      unsigned const before = group_steps(i - 1);
-      if (which == i - 1 && index >= before) {
-        index -= before;
+      if (which == i - 1 && index >= steps_[i - 1]) {
+        index -= steps_[i - 1];
         which = i;
         rows = {ends_[i - 1], ends_[i]};
       }
     }
-    rows = clamp_rows(rows.begin, rows.end, num_rows_);
-    TokenTiles tiles = split_tokens<ConfigTag>(rows.end - rows.begin);
-    tiles.count =
-        tiles.count > 0 ? tiles.count : 1;  // a lane that does not own the tile must not divide by zero
-    Tile tile =
-        tile_in_group(first_group_ + lane_ * kGroupsPerLane + which, rows, tiles, weight_steps_, index);
+    // From here on all lanes compute the same, so that a branch costs one path.
+    int const group = first_group_ + owner * kGroupsPerLane + __shfl_sync(kFullWarp, which, owner);
+    index = __shfl_sync(kFullWarp, index, owner);
+    rows = clamp_rows(
+        __shfl_sync(kFullWarp, rows.begin, owner), __shfl_sync(kFullWarp, rows.end, owner), num_rows_);
     step_ += stride_;
-    tile.group = __shfl_sync(kFullWarp, tile.group, owner);
-    tile.weight_step = __shfl_sync(kFullWarp, tile.weight_step, owner);
-    tile.token_begin = __shfl_sync(kFullWarp, tile.token_begin, owner);
-    tile.token_end = __shfl_sync(kFullWarp, tile.token_end, owner);
-    tile.token_width = __shfl_sync(kFullWarp, tile.token_width, owner);
-    return tile;
+    return tile_in_group(group, rows, split_tokens<ConfigTag>(rows.end - rows.begin), weight_steps_, index);
   }
 
  private:
@@ -82,7 +75,9 @@ class TileScheduler {
     unsigned lane_steps = 0;
 #pragma unroll
     for (int i = 0; i < kGroupsPerLane; ++i) {
-      lane_steps += group_steps(i);
+      RowRange const rows = clamp_rows(i == 0 ? begin_ : ends_[i - 1], ends_[i], num_rows_);
+      steps_[i] = count_group_steps(split_tokens<ConfigTag>(rows.end - rows.begin).count, weight_steps_);
+      lane_steps += steps_[i];
     }
     lane_end_ = lane_steps;
 #pragma unroll
@@ -92,12 +87,6 @@ class TileScheduler {
     }
     lane_begin_ = lane_end_ - lane_steps;
     chunk_steps_ = __shfl_sync(kFullWarp, lane_end_, 31);
-  }
-
-  /// Steps of this lane's group `i`.
-  __device__ unsigned group_steps(int i) const {
-    RowRange const rows = clamp_rows(i == 0 ? begin_ : ends_[i - 1], ends_[i], num_rows_);
-    return count_group_steps(split_tokens<ConfigTag>(rows.end - rows.begin).count, weight_steps_);
   }
 
   int const* offs_;
@@ -113,6 +102,7 @@ class TileScheduler {
   unsigned lane_end_ = 0;    // and up to and including them
   int begin_ = 0;            // raw offset before this lane's first group
   int ends_[kGroupsPerLane];
+  unsigned steps_[kGroupsPerLane];
 };
 
 }  // namespace moe_ext::grouped_gemm

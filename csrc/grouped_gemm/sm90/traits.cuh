@@ -29,7 +29,8 @@ struct Traits {
   // One warp of the load warp group works; it needs few registers, and what it gives up the math warp groups
   // take. The register file holds 64 Ki words; the launch hands every thread the same share.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kConfig.ctas_per_sm) / 8 * 8;
-  static constexpr bool kTight = kConfig.mma_warp_groups == 1 && kBlocksM * kMaxTileN >= 256;
+  static constexpr bool kTight =
+      kConfig.mma_warp_groups == 3 || (kConfig.mma_warp_groups == 1 && kBlocksM * kMaxTileN >= 256);
   static constexpr int kLoadRegisters = kTight && kConfig.multicast == 1 ? 32 : 40;
   static constexpr int kMmaRegistersFit =
       (kLaunchRegisters * kThreads - kLoadRegisters * 128) / kMmaThreads / 8 * 8;
