@@ -28,18 +28,21 @@ struct Epilogue {
                 "accumulator columns are turned over in whole chunks or in one");
 
   static constexpr int kStagedTokens = T::kSwapped && T::kMaxTileN < kChunk ? T::kMaxTileN : kChunk;
+  static constexpr int kChunks = T::kBlocksM * kChunksN;  // of one warp group
+  static constexpr int kChunkBytes = kStagedTokens * kChunk * 2;
+  /// As many chunks as fit beside the ring are turned over at a time: fewer barriers and fences a tile
+  /// (docs/notes/epilogue.md). Co-resident CTAs hide one another's epilogue and need the room for stages.
+  static constexpr int kFit = (227 * 1024 - 1024 - static_cast<int>(sizeof(Ring<ConfigTag>))) /
+                              (T::kConfig.mma_warp_groups * kChunkBytes);
   static constexpr int kBuffers =
-      T::kConfig.ctas_per_sm == 1 &&
-              sizeof(Ring<ConfigTag>) + T::kConfig.mma_warp_groups * 2 * kStagedTokens * kChunk * 2 <=
-                  227 * 1024
-          ? 2
-          : 1;
+      T::kConfig.ctas_per_sm > 1 || kFit < 2 || kChunks < 2 ? 1 : (kFit < kChunks ? 2 : kChunks);
+  static_assert(kChunks % kBuffers == 0, "chunks are turned over in equal batches");
   static constexpr bool kWholeChunks = kStagedTokens == kChunk;
 
   /// Per warp group and buffer: (kStagedTokens, kChunk weights) bf16, 16-byte pieces swizzled by the token's
   /// low bits: TMA's 128-byte swizzle, under which neither stmatrix nor 16-byte reads meet a bank conflict.
   struct SharedStorage {
-    alignas(1024) unsigned char staging[T::kConfig.mma_warp_groups][kBuffers][kStagedTokens * kChunk * 2];
+    alignas(1024) unsigned char staging[T::kConfig.mma_warp_groups][kBuffers][kChunkBytes];
   };
 
   EpilogueParams const& params;
@@ -47,18 +50,13 @@ struct Epilogue {
   SharedStorage& storage;
   int warp_group;
   int thread;  // within the warp group
-  int buffer = 0;
 
   /// Stores the tile's rows below `token_end` and weights below n, times `scale`.
   __device__ void store(Accumulators<ConfigTag> const& acc, Tile const& tile, int weight_tile, float scale) {
     if (params.out_dtype == OutDtype::BF16) {
-      for_each_chunk(acc, tile, weight_tile, [&](auto const& values, int token, int weight) {
-        store_bf16(values, token, tile.token_end, weight, scale);
-      });
+      store_bf16(acc, tile, weight_tile, scale);
     } else {
-      for_each_chunk(acc, tile, weight_tile, [&](auto const& values, int token, int weight) {
-        store_fp32(values, token, tile.token_end, weight, scale);
-      });
+      store_fp32(acc, tile, weight_tile, scale);
     }
   }
 
@@ -70,43 +68,79 @@ struct Epilogue {
   }
 
  private:
-  /// Calls `store(values, token, weight)` for every 64 x kChunk block that has a wanted element.
-  template <class Store>
-  __device__ void for_each_chunk(Accumulators<ConfigTag> const& acc,
-                                 Tile const& tile,
-                                 int weight_tile,
-                                 Store const& store) const {
-    int const tile_weight = weight_tile * T::kConfig.tile_weights;
+  /// Where a chunk of the accumulators goes.
+  struct Place {
+    int token;
+    int weight;
+    bool wanted;
+  };
+
+  static constexpr int kChunkValues = (T::kMaxTileN < kChunk ? T::kMaxTileN : kChunk) / 2;  // a thread's
+  using ChunkValues = float const (&)[kChunkValues];
+
+  __device__ static ChunkValues chunk_of(Accumulators<ConfigTag> const& acc, int chunk) {
+    return reinterpret_cast<ChunkValues>(acc.value[chunk / kChunksN][chunk % kChunksN * kChunk / 2]);
+  }
+
+  __device__ Place place(Tile const& tile, int weight_tile, int chunk) const {
+    int const column = chunk % kChunksN * kChunk;
+    int const row_m = (warp_group * T::kBlocksM + chunk / kChunksN) * T::kBlockM;
+    int const token = tile.token_begin + (T::kSwapped ? column : row_m);
+    int const weight = weight_tile * T::kConfig.tile_weights + (T::kSwapped ? row_m : column);
     int const used_n = T::kSwapped ? tile.token_width : T::kConfig.tile_weights;
+    return {token, weight, column < used_n && token < tile.token_end && weight < params.n};
+  }
+
+  __device__ void store_bf16(Accumulators<ConfigTag> const& acc,
+                             Tile const& tile,
+                             int weight_tile,
+                             float scale) {
+    unsigned char (*staging)[kChunkBytes] = storage.staging[warp_group];
 #pragma unroll
-    for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
-      int const row_m = (warp_group * T::kBlocksM + block_m) * T::kBlockM;
+    for (int first = 0; first < kChunks; first += kBuffers) {
+      if (kWholeChunks && thread == 0) {
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+      }
+      barrier();  // everybody has read what the buffers held, TMA included
 #pragma unroll
-      for (int chunk = 0; chunk < kChunksN; ++chunk) {
-        int const column = chunk * kChunk;
-        int const token = tile.token_begin + (T::kSwapped ? column : row_m);
-        int const weight = tile_weight + (T::kSwapped ? row_m : column);
-        if (column < used_n && token < tile.token_end && weight < params.n) {
-          constexpr int kValues = (T::kMaxTileN < kChunk ? T::kMaxTileN : kChunk) / 2;
-          store(reinterpret_cast<float const(&)[kValues]>(acc.value[block_m][column / 2]), token, weight);
+      for (int i = 0; i < kBuffers; ++i) {
+        int const chunk = first + i;
+        Place const to = place(tile, weight_tile, chunk);
+        if (to.wanted) {
+          stage(chunk_of(acc, chunk), staging[i], to.token, tile.token_end, scale);
         }
+      }
+      if (kWholeChunks) {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      }
+      barrier();
+#pragma unroll
+      for (int i = 0; i < kBuffers; ++i) {
+        Place const to = place(tile, weight_tile, first + i);
+        if (to.wanted) {
+          // A chunk whose rows are all wanted leaves by TMA, which also cuts it off at n.
+          if (kWholeChunks && to.token + kChunk <= tile.token_end) {
+            if (thread == 0) {
+              cute::SM90_TMA_STORE_2D::copy(&out_map, staging[i], to.weight, to.token);
+            }
+          } else {
+            copy_rows(staging[i], to.token, tile.token_end, to.weight);
+          }
+        }
+      }
+      if (kWholeChunks && thread == 0) {
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
       }
     }
   }
 
-  template <int kValues>
-  __device__ void store_bf16(
-      float const (&values)[kValues], int token, int token_end, int weight, float scale) {
-    unsigned char* staging = storage.staging[warp_group][buffer];
-    if (kWholeChunks && thread == 0) {
-      asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kBuffers - 1) : "memory");
-    }
-    barrier();  // everybody has read this buffer's previous chunk, TMA included
+  /// Scales, rounds and turns one chunk into `staging`.
+  __device__ void stage(ChunkValues values, unsigned char* staging, int token, int token_end, float scale) {
     int const warp = thread / 32;
     int const lane = thread % 32;
     int const matrix = lane / 8;  // which of stmatrix's four 8x8 blocks this lane addresses
 #pragma unroll
-    for (int j = 0; j < kValues / 4; j += 2) {  // two 8-column blocks at a time
+    for (int j = 0; j < kChunkValues / 4; j += 2) {  // two 8-column blocks at a time
       if (T::kSwapped && token + 8 * j >= token_end) {
         break;
       }
@@ -126,22 +160,6 @@ struct Epilogue {
         cute::SM90_U32x4_STSM_N::copy(r0, r1, r2, r3, row);
       }
     }
-    // A chunk whose rows are all wanted leaves by TMA, which also cuts it off at n.
-    bool const whole = kWholeChunks && token + kChunk <= token_end;
-    if (whole) {
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    }
-    barrier();
-    if (!whole) {
-      copy_rows(staging, token, token_end, weight);
-    }
-    if (kWholeChunks && thread == 0) {
-      if (whole) {
-        cute::SM90_TMA_STORE_2D::copy(&out_map, staging, weight, token);
-      }
-      asm volatile("cp.async.bulk.commit_group;" ::: "memory");  // empty or not: groups count buffers
-    }
-    buffer = (buffer + 1) % kBuffers;
   }
 
   /// Rows below `token_end` of a staged chunk, 16 bytes a thread.
@@ -165,20 +183,28 @@ struct Epilogue {
     }
   }
 
-  template <int kValues>
-  __device__ void store_fp32(
-      float const (&values)[kValues], int token, int token_end, int weight, float scale) const {
+  __device__ void store_fp32(Accumulators<ConfigTag> const& acc,
+                             Tile const& tile,
+                             int weight_tile,
+                             float scale) const {
     auto* out = static_cast<float*>(params.out);
     int const m = thread / 32 * 16 + thread % 32 / 4;
     int const n = thread % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      int const row_m = m + (i % 4 / 2) * 8;
-      int const row_n = n + i / 4 * 8 + i % 2;
-      int const row_token = token + (T::kSwapped ? row_n : row_m);
-      int const column = weight + (T::kSwapped ? row_m : row_n);
-      if (row_token < token_end && column < params.n) {
-        out[row_token * params.out_row_stride + column] = values[i] * scale;
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      Place const to = place(tile, weight_tile, chunk);
+      if (to.wanted) {
+        auto const& values = chunk_of(acc, chunk);
+#pragma unroll
+        for (int i = 0; i < kChunkValues; ++i) {
+          int const row_m = m + (i % 4 / 2) * 8;
+          int const row_n = n + i / 4 * 8 + i % 2;
+          int const token = to.token + (T::kSwapped ? row_n : row_m);
+          int const weight = to.weight + (T::kSwapped ? row_m : row_n);
+          if (token < tile.token_end && weight < params.n) {
+            out[token * params.out_row_stride + weight] = values[i] * scale;
+          }
+        }
       }
     }
   }
