@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.cases import TOKENS
 from bench.peers import PeerTimes
-from bench.rows import Row, latest
+from bench.rows import Row, is_main_layout, latest
 
 DECODE_CASES = ("qwen3-30b", "mixtral", "deepseek-v3-tp8")
 DECODE_TOKENS = (16, 64, 128, 256)
@@ -43,7 +43,7 @@ class Results:
         self._rows = {
             (row.provider, row.case, row.dtype, row.accumulate, row.num_tokens): row
             for row in latest(rows)
-            if row.op == "grouped_gemm_pair" and row.routing == routing
+            if row.op == "grouped_gemm_pair" and row.routing == routing and is_main_layout(row)
         }
 
     def get(self, provider: str, case: str, dtype: str, accumulate: str, tokens: int) -> Row | None:

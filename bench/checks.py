@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bench.draws import Counts
 from bench.problem import Problem, StageInputs
+from bench.scales import Scales, dequantise, make_scales
 
 MAX_GROUPS = 8
 ROWS_PER_GROUP = 16
@@ -20,11 +21,12 @@ MAX_ERROR = 0.01
 MAX_ERROR_FAST = 0.05
 
 
-def max_error(problem: Problem, outputs: Sequence[Tensor]) -> float:
+def max_error(problem: Problem, scale: str, outputs: Sequence[Tensor]) -> float:
     """Return the largest absolute difference over the largest absolute reference value.
 
     Args:
         problem: Inputs of the cell; `outputs` must come from call 0, so copy 0 and draw 0.
+        scale: Layout of the scales, as in `make_scales`.
         outputs: (num_rows, n) per stage.
 
     Returns:
@@ -34,24 +36,21 @@ def max_error(problem: Problem, outputs: Sequence[Tensor]) -> float:
     counts = problem.plan.counts[0]
     return max(
         (
-            _stage_error(stage, out, counts)
+            _stage_error(stage, make_scales(stage, scale), out, counts)
             for stage, out in zip(problem.stages, outputs, strict=True)
         ),
         default=math.inf,
     )
 
 
-def _stage_error(stage: StageInputs, out: Tensor, counts: Counts) -> float:
+def _stage_error(stage: StageInputs, scales: Scales, out: Tensor, counts: Counts) -> float:
     begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
     difference = torch.zeros((), device=out.device)
     largest = torch.zeros((), device=out.device)
     for group in sample_groups(counts):
         rows = torch.from_numpy(begins[group] + sample_rows(int(counts[group]))).to(out.device)
-        # As bytes: indexing by a tensor is not there for every 8-bit float on every device.
-        a = stage.a.view(torch.uint8)[rows].view(stage.a.dtype)
-        reference = a.float() @ stage.b[0][group].float().t()
-        if stage.scale_a is not None and stage.scale_b is not None:
-            reference *= stage.scale_a * stage.scale_b[group]
+        a, b = dequantise(stage, scales, rows, group)
+        reference = a @ b.t()
         difference = torch.maximum(difference, (out[rows].float() - reference).abs().max())
         largest = torch.maximum(largest, reference.abs().max())
     # One NaN or infinity anywhere makes the sum one; a sum needs no temporary of the output's size.

@@ -179,7 +179,7 @@ def _check_and_time(
     try:
         call = provider.prepare(problem, variant)
         problem.poison()
-        error = max_error(problem, call(0))
+        error = max_error(problem, variant.scale, call(0))
         limit = MAX_ERROR_FAST if variant.accumulate == "fast" else MAX_ERROR
         if not error <= limit:
             return Outcome(None, error, f"wrong result: max_err {error:.3g} > {limit}")

@@ -125,8 +125,6 @@ class StageInputs:
     name: str
     a: Tensor  # (num_rows, k)
     b: list[Tensor]  # copies of (num_experts, n, k)
-    scale_a: Tensor | None  # ()
-    scale_b: Tensor | None  # (num_experts,)
     out: Tensor  # (num_rows, n), bfloat16; for providers that write into a given tensor
 
 
@@ -164,19 +162,10 @@ def make_problem(plan: Plan, pool: MemoryPool, out_buffers: list[Tensor]) -> Pro
     for index, name in enumerate(cell.stages):
         n, _ = cell.case.stage_shape(name)
         own = views[index * per_stage : (index + 1) * per_stage]
-        scale_a, scale_b = _scales(cell, device)
         out = out_buffers[index][: cell.num_rows * n].view(cell.num_rows, n)
-        stages.append(StageInputs(name, own[0], own[1:], scale_a, scale_b, out))
+        stages.append(StageInputs(name, own[0], own[1:], out))
     offs = torch.from_numpy(np.cumsum(plan.counts, axis=1).astype(np.int32)).to(device)
     return Problem(plan, stages, list(offs.unbind()))
-
-
-def _scales(cell: Cell, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    """Return per-tensor scales that bring FP8 values to about 1, different for each expert."""
-    if cell.dtype != "fp8":
-        return None, None
-    spread = torch.linspace(0.5, 1.5, cell.case.num_experts, device=device)
-    return torch.tensor(1 / FP8_DEVIATION, device=device), spread / FP8_DEVIATION
 
 
 def _padded(num_bytes: int) -> int:

@@ -68,3 +68,9 @@ def latest(rows: Iterable[Row]) -> list[Row]:
         for r in rows
     }
     return list(keep.values())
+
+
+def is_main_layout(row: Row) -> bool:
+    """Whether the row's scales are those that providers are compared in: per tensor here, per row
+    and channel in PyTorch."""
+    return row.provider != "moe_ext" or row.scale in ("none", "tensor")

@@ -23,6 +23,7 @@ from bench.measure import (
 from bench.problem import Plan, make_problem
 from bench.progress import Progress
 from bench.providers.base import Provider, Variant
+from bench.scales import SCALES
 from bench.timing import TimingPolicy
 
 OPS = ("grouped_gemm_pair", "grouped_gemm")
@@ -49,6 +50,7 @@ def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=_integers, default=list(TOKENS), help="tokens before top-k")
     add("--dtypes", type=_names(["bf16", "fp8"]), default=["bf16", "fp8"])
     add("--accumulate", type=_names(["promoted", "fast"]), default=["promoted", "fast"])
+    add("--scales", type=_names(list(SCALES)), default=["tensor"], help="FP8 scale layouts")
     add("--routing", type=_names(list(ROUTINGS)), default=["zipf0.6"])
     add("--samples", type=int, default=20, help="graph replays per measurement")
     add("--budget", type=float, default=None, help="seconds after which no row is started")
@@ -82,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     environment, policy, plans = set_up(args, args.op)
     providers = [PROVIDERS[name]() for name in args.providers]
-    jobs = _jobs(plans, providers, args.accumulate, args.configs)
+    jobs = _jobs(plans, providers, args.accumulate, args.scales, args.configs)
     wrong = 0
     with (
         Progress(sum(len(variants) for _, variants in jobs)) as progress,
@@ -142,6 +144,7 @@ def _jobs(
     plans: Sequence[Plan],
     providers: Sequence[Provider],
     accumulates: Sequence[str],
+    scales: Sequence[str],
     configs: Sequence[str],
 ) -> list[tuple[Plan, list[tuple[Provider, Variant]]]]:
     """Pair every cell with the variants to measure on it."""
@@ -157,7 +160,7 @@ def _jobs(
             [
                 (provider, variant)
                 for provider in present
-                for variant in provider.variants(plan.cell.dtype, accumulates, configs)
+                for variant in provider.variants(plan.cell.dtype, accumulates, scales, configs)
             ],
         )
         for plan in plans

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bench.bars import DEFAULT_ACCUMULATE, Results
 from bench.peers import PeerTimes
-from bench.rows import Row, latest
+from bench.rows import Row, is_main_layout, latest
 
 SERIES = (("bf16", "fp32"), ("fp8", "promoted"), ("fp8", "fast"))
 README_TOKENS = (1, 4, 16, 64, 256, 1024, 8192)
@@ -24,7 +24,10 @@ def pair_rows(rows: Sequence[Row], routing: str = "zipf0.6") -> list[Row]:
     return [
         row
         for row in latest(rows)
-        if row.op == "grouped_gemm_pair" and row.routing == routing and row.median_us is not None
+        if row.op == "grouped_gemm_pair"
+        and row.routing == routing
+        and row.median_us is not None
+        and is_main_layout(row)
     ]
 
 

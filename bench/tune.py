@@ -18,7 +18,7 @@ from bench.cases import Case, get_case
 from bench.measure import make_out_buffers, make_pool, measure
 from bench.problem import make_problem
 from bench.progress import Progress
-from bench.providers.moe_ext import MoeExt
+from bench.providers.moe_ext import MoeExt, sums_of
 from bench.rows import Row, load_rows
 from bench.run import add_grid_arguments, set_up
 
@@ -53,7 +53,7 @@ class CellResult:
             f"{row.config} +{100 * (_time(row) / _time(best) - 1):.1f}%" for row in self.rows[1:3]
         ]
         return (
-            f"{best.dtype} {best.accumulate} {best.case} {best.stage} T={best.num_tokens}: "
+            f"{best.dtype} {best.scale} {best.accumulate} {best.case} {best.stage} T={best.num_tokens}: "
             f"{best.config} {best.median_us:.1f} us, {best.ratio_to_floor:.2f} x floor; "
             f"then {', '.join(others) or 'none'}; "
             f"dispatcher {self.dispatched} +{100 * self.regret:.1f}%"
@@ -69,7 +69,15 @@ def results_by_cell(rows: Iterable[Row]) -> list[CellResult]:
     cells: dict[tuple[object, ...], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         if row.provider == "moe_ext" and row.median_us is not None:
-            key = (row.dtype, row.accumulate, row.routing, row.case, row.stage, row.num_tokens)
+            key = (
+                row.dtype,
+                row.accumulate,
+                row.scale,
+                row.routing,
+                row.case,
+                row.stage,
+                row.num_tokens,
+            )
             cells[key][row.config] = row
     return [
         CellResult(sorted(cell.values(), key=_time), _dispatched(next(iter(cell.values()))))
@@ -86,7 +94,7 @@ def _dispatched(row: Row) -> str:
     n, k = case.stage_shape(row.stage)
     index = _dispatch.select(
         dtype=row.dtype,
-        accumulate=row.accumulate,
+        accumulate=sums_of(row.scale, row.accumulate, n, 2 if row.stage == "gate_up" else 1),
         num_rows=row.num_tokens * case.top_k,
         num_groups=case.num_experts,
         n=n,
@@ -145,7 +153,8 @@ def time_kernels(args: argparse.Namespace) -> list[Row]:
     provider = MoeExt()
     rows: list[Row] = []
     choices = {
-        plan.cell.dtype: provider.variants(plan.cell.dtype, args.accumulate, []) for plan in plans
+        plan.cell.dtype: provider.variants(plan.cell.dtype, args.accumulate, args.scales, [])
+        for plan in plans
     }
     total = sum(len(choices[plan.cell.dtype]) for plan in plans)
     with Progress(total) as progress, args.out.open("a") as file:
@@ -161,7 +170,9 @@ def time_kernels(args: argparse.Namespace) -> list[Row]:
             problem = make_problem(plan, pool, out_buffers)
             for choice in choices[plan.cell.dtype]:
                 first = provider.config_name(problem, choice)
-                variants = provider.variants(plan.cell.dtype, [choice.accumulate], args.configs)
+                variants = provider.variants(
+                    plan.cell.dtype, [choice.accumulate], [choice.scale], args.configs
+                )
                 best, row = math.inf, None
                 for variant in sorted(variants, key=lambda v: v.config != first):
                     row = measure(

@@ -38,12 +38,12 @@ std::string build_info() {
 }  // namespace moe_ext
 
 STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
-  // a (num_rows, k), b (num_groups, n, k), offs (num_groups,) int32 end rows, scale_a (), scale_b (num_groups,),
+  // a (num_rows, k), b (num_groups, n, k), offs (num_groups,) int32 end rows, scales as in scales.hpp,
   // out (num_rows, n), config = row of configs.def
   m.def(
       "grouped_gemm_configured(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, Tensor(a!) "
       "out, "
-      "bool offs_ready, int config) -> ()");
+      "bool offs_ready, int n_segments, int scale_n_offset, int config) -> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Lines of key=value

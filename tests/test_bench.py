@@ -23,6 +23,7 @@ from bench.peers import PEERS_CSV
 from bench.problem import Cell, Problem, make_plan, make_problem
 from bench.providers.base import Provider, Variant
 from bench.rows import load_rows
+from bench.scales import make_scales
 from bench.timing import Call, TimingPolicy, summarise
 
 PAIR = ("gate_up", "down")
@@ -181,7 +182,11 @@ class Loop(Provider):
         return True
 
     def variants(
-        self, dtype: str, accumulates: Sequence[str], configs: Sequence[str]
+        self,
+        dtype: str,
+        accumulates: Sequence[str],
+        scales: Sequence[str],
+        configs: Sequence[str],
     ) -> list[Variant]:
         return [Variant(dtype, "tensor" if dtype == "fp8" else "none", "fp32")]
 
@@ -192,13 +197,14 @@ class Loop(Provider):
         def call(index: int) -> list[torch.Tensor]:
             ends = problem.offs[index % len(problem.offs)].tolist()
             for stage in problem.stages:
+                scales = make_scales(stage, variant.scale)
                 b = stage.b[index % problem.plan.copies]
                 begin = 0
                 for group, end in enumerate(ends):
                     source = 0 if self.fault == "wrong group" else group
                     value = stage.a[begin:end].float() @ b[source].float().t()
-                    if stage.scale_a is not None and stage.scale_b is not None:
-                        value *= stage.scale_a * stage.scale_b[source]
+                    if scales.a is not None and scales.b is not None:
+                        value *= scales.a * scales.b[source]
                     stage.out[begin:end] = value.to(stage.out.dtype)
                     begin = end
                 if self.fault == "unwritten":
@@ -224,7 +230,7 @@ def make_small_problem(dtype: str) -> Problem:
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
 def test_right_provider_is_timed(dtype: str) -> None:
     problem, provider = make_small_problem(dtype), Loop()
-    variant = provider.variants(dtype, [], [])[0]
+    variant = provider.variants(dtype, [], [], [])[0]
     row = measure(provider, variant, problem, run.DRY_RUN_POLICY, CPU)
     assert row.skipped_reason == ""
     assert row.max_err is not None
@@ -250,7 +256,7 @@ def test_raising_provider_is_skipped_with_its_reason() -> None:
 def test_error_of_nothing_written_is_infinite() -> None:
     problem = make_small_problem("fp8")
     problem.poison()
-    assert max_error(problem, [stage.out for stage in problem.stages]) == math.inf
+    assert max_error(problem, "tensor", [stage.out for stage in problem.stages]) == math.inf
 
 
 def test_sampled_groups_hold_the_extremes() -> None:

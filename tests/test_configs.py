@@ -63,6 +63,7 @@ def test_fields_hold_known_values():
             ("bf16", "fp32"),
             ("fp8", "promoted"),
             ("fp8", "fast"),
+            ("fp8", "block"),
         )
         assert config.tile_weights % 64 == 0
         assert config.tile_tokens % 8 == 0

@@ -131,10 +131,13 @@ BF16_ERRORS = {
         '`accumulate` must be "promoted" (the default) for bfloat16 operands',
     ),
     "bias": (changed("bias", ones(GROUPS, N)), "`bias` must be None (a bias is not supported yet)"),
-    "n_segments": (changed("n_segments", value(2)), "`n_segments` must be 1"),
+    "n_segments": (
+        changed("n_segments", value(2)),
+        "`n_segments` must be 1 without scales per block, got 2",
+    ),
     "scale_b_offset": (
         changed("scale_b_offset", value([64, 0])),
-        "`scale_b_offset` must be (0, 0)",
+        "`scale_b_offset` must be (0, 0) without scales per block, got (64, 0)",
     ),
     "unknown_config": (
         changed("config", value("no_such_kernel")),
@@ -156,26 +159,52 @@ FP8_ERRORS = {
     ),
     "scale_a_shape": (
         changed("scale_a", ones(GROUPS)),
-        "`scale_a` must have shape () or (1,), got (3,)",
+        "`scale_a` must have shape (), (1,), (num_rows,) = (6,), (6, 1) or (num_rows, "
+        "ceil(k / 128)) = (6, 1), got (3,)",
     ),
-    "scale_a_per_row": (
-        changed("scale_a", ones(ROWS)),
-        "`scale_a` must have shape () or (1,) (scales per row or per block are not supported yet)",
-    ),
-    "scale_a_per_row_column": (changed("scale_a", ones(ROWS, 1)), "not supported yet), got (6, 1)"),
+    "scale_a_too_many_blocks": (changed("scale_a", ones(ROWS, 2)), "= (6, 1), got (6, 2)"),
     "scale_b_dtype": (
         changed("scale_b", ones(GROUPS, dtype=torch.float64)),
         "`scale_b` must be float32, got float64",
     ),
     "scale_b_shape": (
         changed("scale_b", ones(GROUPS + 1)),
-        "`scale_b` must have shape (), (1,) or (num_groups,) = (3,), got (4,)",
+        "`scale_b` must have shape (), (1,), (num_groups,) = (3,), (num_groups, n) = (3, 16), "
+        "(3, 16, 1), blocks of 128 x 128 (3, 1, 1) or, by segment, (3, 1, 1, 1), got (4,)",
     ),
-    "scale_b_per_channel": (
-        changed("scale_b", ones(GROUPS, N)),
-        "(scales per channel or per block are not supported yet), got (3, 16)",
+    "scale_b_too_many_blocks": (changed("scale_b", ones(GROUPS, 1, 2)), "got (3, 1, 2)"),
+    "scale_b_channel_and_a_block": (
+        lambda arguments, device: arguments.update(
+            a=torch.ones(ROWS, 256, device=device).to(FP8),
+            b=torch.ones(GROUPS, N, 256, device=device).to(FP8),
+            scale_a=torch.ones(ROWS, 2, device=device),
+            scale_b=torch.ones(GROUPS, N, device=device),
+        ),
+        "`scale_b` must be per group or per block where `scale_a` is per block, got one per "
+        "channel, (3, 16)",
     ),
-    "scale_b_per_block": (changed("scale_b", ones(GROUPS, 1, 1)), "are not supported yet"),
+    "accumulate_with_blocks": (
+        lambda arguments, device: arguments.update(
+            scale_b=torch.ones(GROUPS, 1, 1, 1, device=device), accumulate="fast"
+        ),
+        '`accumulate` must be "promoted" with scales per block',
+    ),
+    "scale_b_offset_too_large": (
+        changed("scale_b_offset", value([128, 0])),
+        "`scale_b_offset` must be (n0, k0), each 0 to 127, got (128, 0)",
+    ),
+    "scale_b_offset_length": (
+        changed("scale_b_offset", value([0])),
+        "`scale_b_offset` must be (n0, k0), each 0 to 127, got (0,)",
+    ),
+    "scale_b_offset_along_k": (
+        changed("scale_b_offset", value([0, 64])),
+        "`scale_b_offset` must be (n0, 0) (blocks that begin inside k are not supported yet)",
+    ),
+    "n_segments": (
+        changed("n_segments", value(3)),
+        "`n_segments` must be 1, or 2 with an even n, got 3 with n 16",
+    ),
     "unknown_config": (changed("config", value("swap")), "for fp8 operands with"),
 }
 OUT_ERRORS = {

@@ -7,9 +7,12 @@ import pytest
 import torch
 from moe_ext.reference import grouped_gemm_reference
 from support.inputs import (
+    BLOCK_ROWS,
+    BLOCK_SHAPES,
     CASES,
     MANY_GROUPS,
     TAIL_ROWS,
+    Case,
     build_problem,
     named_problem,
     offs_of,
@@ -26,7 +29,20 @@ from support.tolerance import (
 pytestmark = pytest.mark.gpu
 
 KERNELS = {config.id: config for config in moe_ext.kernels()}
-KINDS = [("bf16", "promoted"), ("fp8", "promoted"), ("fp8", "fast")]
+BLOCK_KERNELS = {id: config for id, config in KERNELS.items() if config.accumulate == "block"}
+KINDS = [
+    ("bf16", "promoted"),
+    ("fp8", "promoted"),
+    ("fp8", "fast"),
+    ("fp8_channel", "promoted"),
+    ("fp8_channel", "fast"),
+    ("fp8_block", "promoted"),
+]
+
+
+def kind_of(config):
+    """The operands that a kernel takes, as `support.inputs` names them."""
+    return "fp8_block" if config.accumulate == "block" else config.dtype
 
 
 def accumulate_of(config):
@@ -49,11 +65,11 @@ def run_into_poison(problem, out_dtype, **options):
 def test_every_kernel(config_id, name):
     config = KERNELS[config_id]
     options = {"config": config_id, "accumulate": accumulate_of(config)}
-    integers = named_problem(name, config.dtype, "integers", "cuda")
+    integers = named_problem(name, kind_of(config), "integers", "cuda")
     for out_dtype in (torch.bfloat16, torch.float32):
         out = run_into_poison(integers, out_dtype, **options)
         assert_same_bits(out, integers.expected.to(out_dtype), integers.offs)
-    normal = named_problem(name, config.dtype, "random", "cuda")
+    normal = named_problem(name, kind_of(config), "random", "cuda")
     for out_dtype in (torch.bfloat16, torch.float32):
         out = run_into_poison(normal, out_dtype, **options)
         if config.accumulate == "fast":
@@ -70,11 +86,76 @@ def test_the_dispatchers_choice(dtype, accumulate, name):
     assert_same_bits(out, problem.expected.bfloat16(), problem.offs)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
-def test_4096_groups(dtype):
-    problem = build_problem(MANY_GROUPS, dtype, "integers", "cuda")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("config_id", [id for id in KERNELS if kind_of(KERNELS[id]) == "fp8"])
+def test_scales_per_row_and_channel(config_id, name):
+    config = KERNELS[config_id]
+    options = {"config": config_id, "accumulate": accumulate_of(config)}
+    integers = named_problem(name, "fp8_channel", "integers", "cuda")
+    for out_dtype in (torch.bfloat16, torch.float32):
+        out = run_into_poison(integers, out_dtype, **options)
+        assert_same_bits(out, integers.expected.to(out_dtype), integers.offs)
+    if config.accumulate == "promoted":
+        normal = named_problem(name, "fp8_channel", "random", "cuda")
+        out = run_into_poison(normal, torch.float32, **options)
+        assert_close_to_reference(out, normal.expected, normal.offs)
+
+
+def aligned(n, k, n_segments, n_offset):
+    return n_offset == 0 and (n_segments == 1 or n // 2 % 128 == 0)
+
+
+@pytest.mark.parametrize("shape", BLOCK_SHAPES)
+@pytest.mark.parametrize("config_id", BLOCK_KERNELS)
+def test_blocks_where_a_shard_leaves_them(config_id, shape):
+    case = Case(BLOCK_ROWS, *shape)
+    problem = build_problem(case, "fp8_block", "integers", "cuda")
+    if BLOCK_KERNELS[config_id].order == "Plain" and not aligned(*shape):
+        with pytest.raises(ValueError, match="`config` must be one of swap_"):
+            run_into_poison(problem, torch.float32, config=config_id)
+        return
+    out = run_into_poison(problem, torch.float32, config=config_id)
+    assert_same_bits(out, problem.expected, problem.offs)
+    problem = build_problem(case, "fp8_block", "random", "cuda")
+    out = run_into_poison(problem, torch.bfloat16, config=config_id)
+    assert_close_to_reference(out, problem.expected, problem.offs)
+
+
+@pytest.mark.parametrize("shape", BLOCK_SHAPES)
+def test_the_dispatchers_choice_for_blocks(shape):
+    problem = build_problem(Case(BLOCK_ROWS, *shape), "fp8_block", "integers", "cuda")
+    out = run_into_poison(problem, torch.float32)
+    assert_same_bits(out, problem.expected, problem.offs)
+
+
+@pytest.mark.parametrize("scale_a", ["none", "tensor", "row", "block"])
+@pytest.mark.parametrize("scale_b", ["none", "tensor", "group", "block"])
+def test_mixtures_with_blocks(scale_a, scale_b):
+    problem = named_problem("every_tile_edge", "fp8_block", "integers", "cuda")
+    a, b, offs = problem.args
+    of_a = {
+        "none": None,
+        "tensor": torch.tensor(0.5, device="cuda"),
+        "row": problem.scale_a[:, 0],
+        "block": problem.scale_a,
+    }[scale_a]
+    of_b = {
+        "none": None,
+        "tensor": torch.tensor(4.0, device="cuda"),
+        "group": problem.scale_b[:, 0, 0],
+        "block": problem.scale_b,
+    }[scale_b]
+    out = moe_ext.grouped_gemm(a, b, offs, scale_a=of_a, scale_b=of_b, out_dtype=torch.float32)
+    expected = grouped_gemm_reference(a, b, offs, of_a, of_b, out_dtype=torch.float32)
+    valid = problem.num_valid
+    assert_same_bits(out[:valid], expected[:valid], offs)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+def test_4096_groups(kind):
+    problem = build_problem(MANY_GROUPS, kind, "integers", "cuda")
     for config in KERNELS.values():
-        if config.dtype == dtype:
+        if kind_of(config) == kind:
             options = {"config": config.id, "accumulate": accumulate_of(config)}
             out = run_into_poison(problem, torch.float32, **options)
             assert_same_bits(out, problem.expected, problem.offs)
@@ -84,14 +165,17 @@ def test_4096_groups(dtype):
 def test_garbage_past_the_last_offset_changes_no_bit(config_id):
     config = KERNELS[config_id]
     options = {"config": config_id, "accumulate": accumulate_of(config)}
-    problem = named_problem("every_tile_edge_tails", config.dtype, "random", "cuda")
+    problem = named_problem("every_tile_edge_tails", kind_of(config), "random", "cuda")
     with_nan = run_into_poison(problem, torch.float32, **options)
     exact_rows = problem.a[: problem.num_valid]
+    scales = problem.scales
+    if kind_of(config) == "fp8_block":
+        scales["scale_a"] = problem.scale_a[: problem.num_valid]
     alone = moe_ext.grouped_gemm(
         exact_rows,
         problem.b.contiguous(),
         problem.offs,
-        **problem.scales,
+        **scales,
         out_dtype=torch.float32,
         **options,
     )
@@ -101,14 +185,14 @@ def test_garbage_past_the_last_offset_changes_no_bit(config_id):
 @pytest.mark.parametrize("config_id", KERNELS)
 def test_runs_give_the_same_bits(config_id):
     config = KERNELS[config_id]
-    problem = named_problem("every_tile_edge", config.dtype, "random", "cuda")
+    problem = named_problem("every_tile_edge", kind_of(config), "random", "cuda")
     options = {"config": config_id, "accumulate": accumulate_of(config)}
     first = run_into_poison(problem, torch.float32, **options)
     for _ in range(3):
         assert_same_bits(run_into_poison(problem, torch.float32, **options), first)
 
 
-@pytest.mark.parametrize(("dtype", "accumulate"), KINDS)
+@pytest.mark.parametrize(("dtype", "accumulate"), KINDS[:3])
 @pytest.mark.parametrize("num_groups", [1, 3])
 def test_no_rows(dtype, accumulate, num_groups):
     operand = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}[dtype]
@@ -175,6 +259,9 @@ def test_offsets_outside_the_contract_stay_inside_the_tensors(dtype, ends):
         if config.dtype == dtype:
             surroundings = poisoned((60, 192), torch.bfloat16, "cuda")
             options = {"config": config.id, "accumulate": accumulate_of(config)}
+            if config.accumulate == "block":
+                options["scale_a"] = torch.ones(40, 1, device="cuda")
+                options["scale_b"] = torch.ones(4, 2, 1, device="cuda")
             moe_ext.grouped_gemm_out(a, b, offs, out=surroundings[10:50], **options)
             assert_untouched(surroundings[:10])
             assert_untouched(surroundings[50:])

@@ -18,11 +18,12 @@ def launches(monkeypatch):
     """Route `_launch` to the reference; collects the arguments of every launch."""
     calls = []
 
-    def configured(a, b, offs, scale_a, scale_b, out, offs_ready, index):
+    def configured(a, b, offs, scale_a, scale_b, out, offs_ready, n_segments, n_offset, index):
         if offs.dtype is not torch.int32:
             raise ValueError("grouped_gemm: `offs` must have dtype Int, got Long")
         calls.append((offs_ready, index))
-        grouped_gemm_reference(a, b, offs, scale_a, scale_b, out=out)
+        layout = {"n_segments": n_segments, "n_offset": n_offset}
+        grouped_gemm_reference(a, b, offs, scale_a, scale_b, **layout, out=out)
 
     kernels = types.SimpleNamespace(sm_count=132, grouped_gemm_configured=configured)
     monkeypatch.setattr(MODULE, "device_kernels", lambda index: kernels)
@@ -38,7 +39,8 @@ def launch(
     a, b, offs, *, out=None, scales=(None, None), out_dtype=None, accumulate="promoted", **options
 ):
     ready, config = options.get("offs_ready", False), options.get("config")
-    return MODULE._launch(out, a, b, offs, *scales, out_dtype, accumulate, ready, config)
+    layout = options.get("n_segments", 1), options.get("n_offset", 0)
+    return MODULE._launch(out, a, b, offs, *scales, *layout, out_dtype, accumulate, ready, config)
 
 
 @pytest.mark.parametrize("out_dtype", [None, torch.bfloat16, torch.float32])
@@ -57,6 +59,21 @@ def test_fp8_selects_by_accumulate(launches, accumulate):
     a, b, offs = problem(torch.float8_e4m3fn)
     launch(a, b, offs, scales=(torch.tensor(0.5), torch.ones(2)), accumulate=accumulate)
     assert moe_ext.kernels()[launches[0][1]].accumulate == accumulate
+
+
+@pytest.mark.parametrize(
+    ("n_segments", "n_offset", "orders"),
+    [(1, 0, {"SwapAB", "Plain"}), (2, 0, {"SwapAB"}), (1, 64, {"SwapAB"})],
+)
+def test_scales_per_block_select_kernels_that_take_them(launches, n_segments, n_offset, orders):
+    a, b, offs = problem(torch.float8_e4m3fn)
+    scales = torch.ones(5, 1), torch.ones(2, n_segments, 1, 1)
+    out = launch(a, b, offs, scales=scales, n_segments=n_segments, n_offset=n_offset)
+    assert torch.equal(out, grouped_gemm_reference(a, b, offs))
+    chosen = moe_ext.kernels()[launches[0][1]]
+    assert chosen.accumulate == "block"
+    assert chosen.order in orders
+    assert launch(a, b, offs, scales=scales, accumulate="fast") is None
 
 
 def test_a_named_kernel_runs(launches):

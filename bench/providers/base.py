@@ -31,13 +31,18 @@ class Provider(ABC):
 
     @abstractmethod
     def variants(
-        self, dtype: str, accumulates: Sequence[str], configs: Sequence[str]
+        self,
+        dtype: str,
+        accumulates: Sequence[str],
+        scales: Sequence[str],
+        configs: Sequence[str],
     ) -> list[Variant]:
         """Return the variants to measure.
 
         Args:
             dtype: "bf16" or "fp8".
             accumulates: Requested FP8 accumulation: "promoted", "fast".
+            scales: Requested FP8 scale layouts: "tensor", "channel", "block128".
             configs: Kernels to force; ["all"] for every one that fits, [] for its own choice.
         """
 

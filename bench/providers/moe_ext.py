@@ -1,4 +1,4 @@
-"""This project: torch.ops.moe_ext.grouped_gemm_out, BF16 and FP8 with per-tensor scales."""
+"""This project: torch.ops.moe_ext.grouped_gemm_out, BF16 and FP8."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bench.problem import Problem, StageInputs
 from bench.providers.base import Provider, Variant
+from bench.scales import make_scales
 from bench.timing import Call
 
 
@@ -23,20 +24,30 @@ class MoeExt(Provider):
         return importlib.util.find_spec("moe_ext") is not None
 
     def variants(
-        self, dtype: str, accumulates: Sequence[str], configs: Sequence[str]
+        self,
+        dtype: str,
+        accumulates: Sequence[str],
+        scales: Sequence[str],
+        configs: Sequence[str],
     ) -> list[Variant]:
-        """BF16 always accumulates in fp32; FP8 once per requested accumulation."""
-        scale = "none" if dtype == "bf16" else "tensor"
-        kinds = ["fp32"] if dtype == "bf16" else list(accumulates)
+        """BF16 always accumulates in fp32; FP8 once per layout and accumulation that it has."""
+        kinds = [("none", "fp32")]
+        if dtype == "fp8":
+            kinds = [
+                (scale, accumulate)
+                for scale in scales
+                for accumulate in accumulates
+                if scale != "block128" or accumulate == "promoted"
+            ]
         if not configs:
-            return [Variant(dtype, scale, kind) for kind in kinds]
+            return [Variant(dtype, *kind) for kind in kinds]
 
         from moe_ext._configs import matching_configs
 
         return [
-            Variant(dtype, scale, kind, config.id)
-            for kind in kinds
-            for config in matching_configs(dtype, kind)
+            Variant(dtype, scale, accumulate, config.id)
+            for scale, accumulate in kinds
+            for config in matching_configs(dtype, sums_of(scale, accumulate))
             if "all" in configs or config.id in configs
         ]
 
@@ -52,6 +63,7 @@ class MoeExt(Provider):
         copies, offs = problem.plan.copies, problem.offs
         accumulate = "fast" if variant.accumulate == "fast" else "promoted"
         outputs = [stage.out for stage in problem.stages]
+        layouts = [make_scales(stage, variant.scale) for stage in problem.stages]
 
         def call(index: int) -> list[Tensor]:
             ends = offs[index % len(offs)]
@@ -60,8 +72,9 @@ class MoeExt(Provider):
                     stage.a,
                     stage.b[index % copies],
                     ends,
-                    scale_a=stage.scale_a,
-                    scale_b=stage.scale_b,
+                    scale_a=layouts[position].a,
+                    scale_b=layouts[position].b,
+                    n_segments=layouts[position].n_segments,
                     accumulate=accumulate,
                     offs_ready=position > 0,
                     config=variant.config,
@@ -80,15 +93,23 @@ class MoeExt(Provider):
         return "+".join(_dispatched(stage, variant) for stage in problem.stages)
 
 
+def sums_of(scale: str, accumulate: str, n: int = 0, n_segments: int = 1) -> str:
+    """Return dispatch's name of the way to sum."""
+    from moe_ext._scales import block_kind
+
+    return block_kind(n, n_segments, 0) if scale == "block128" else accumulate
+
+
 def _dispatched(stage: StageInputs, variant: Variant) -> str:
     from moe_ext import _dispatch
     from moe_ext._configs import all_configs
 
     properties = torch.cuda.get_device_properties(stage.a.device)
     num_groups, n, k = stage.b[0].shape
+    segments = make_scales(stage, variant.scale).n_segments
     index = _dispatch.select(
         dtype=variant.dtype,
-        accumulate=variant.accumulate,
+        accumulate=sums_of(variant.scale, variant.accumulate, n, segments),
         num_rows=stage.a.shape[0],
         num_groups=num_groups,
         n=n,

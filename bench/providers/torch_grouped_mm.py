@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.problem import Problem, StageInputs
+from bench.problem import Problem
 from bench.providers.base import Provider, Variant
+from bench.scales import make_scales
 from bench.timing import Call
 
 
@@ -23,7 +24,11 @@ class TorchGroupedMM(Provider):
         return hasattr(F, "grouped_mm") and hasattr(F, "scaled_grouped_mm")
 
     def variants(
-        self, dtype: str, accumulates: Sequence[str], configs: Sequence[str]
+        self,
+        dtype: str,
+        accumulates: Sequence[str],
+        scales: Sequence[str],
+        configs: Sequence[str],
     ) -> list[Variant]:
         """One variant per dtype, and none when a kernel of another provider is forced."""
         if configs:
@@ -33,14 +38,14 @@ class TorchGroupedMM(Provider):
         return [Variant("fp8", "channel", "fast")]
 
     def prepare(self, problem: Problem, variant: Variant) -> Call:
-        """Expand per-tensor scales to the row-wise ones that PyTorch asks for."""
+        """Scales per row and per channel, the only ones of PyTorch's grouped FP8 GEMM here."""
         copies, offs = problem.plan.copies, problem.offs
-        scales = [_rowwise_scales(stage) for stage in problem.stages]
+        scales = [make_scales(stage, variant.scale) for stage in problem.stages]
 
         def call(index: int) -> list[Tensor]:
             ends = offs[index % len(offs)]
             outputs = []
-            for stage, (scale_a, scale_b) in zip(problem.stages, scales, strict=True):
+            for stage, (scale_a, scale_b, _) in zip(problem.stages, scales, strict=True):
                 b = stage.b[index % copies].transpose(-2, -1)
                 if scale_a is None or scale_b is None:
                     outputs.append(F.grouped_mm(stage.a, b, offs=ends))
@@ -61,14 +66,3 @@ class TorchGroupedMM(Provider):
             return outputs
 
         return call
-
-
-def _rowwise_scales(stage: StageInputs) -> tuple[Tensor | None, Tensor | None]:
-    if stage.scale_a is None or stage.scale_b is None:
-        return None, None
-    num_rows, n = stage.out.shape
-    num_groups = stage.scale_b.shape[0]
-    return (
-        stage.scale_a.expand(num_rows).contiguous(),
-        stage.scale_b[:, None].expand(num_groups, n).contiguous(),
-    )

@@ -18,6 +18,7 @@ enum class Accumulate {
   FP32,      ///< BF16 operands: the tensor core's fp32 accumulator
   Promoted,  ///< FP8: tensor-core sums over at most 128 of K are added into fp32 registers
   Fast,      ///< FP8: the tensor core's accumulator (about 14 bits of mantissa) over all of K
+  Block,     ///< FP8: promoted, and each sum over 128 of K multiplied by its own two scales
 };
 
 struct Config {
@@ -41,6 +42,9 @@ struct Config {
 
 /// Bytes of K in one 128-byte swizzle atom: a row of an operand in shared memory.
 inline constexpr int kAtomBytes = 128;
+
+/// Rows and columns of a weight block that has a scale of its own, and the part of a row of `a` that has one.
+inline constexpr int kScaleBlock = 128;
 
 }  // namespace moe_ext::grouped_gemm
 

@@ -35,6 +35,8 @@ constexpr std::string_view name(Accumulate accumulate) {
       return "Promoted";
     case Accumulate::Fast:
       return "Fast";
+    case Accumulate::Block:
+      return "Block";
   }
   return "";
 }

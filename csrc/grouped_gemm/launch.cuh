@@ -43,13 +43,13 @@ KernelParams make_kernel_params(Params const& params) {
   result.offs = params.offs;
   result.scale_a = params.scale_a;
   result.scale_b = params.scale_b;
-  result.scale_b_stride = params.scale_b_stride;
   result.num_groups = narrow(params.num_groups, "num_groups");
   result.num_rows = narrow(params.num_rows, "num_rows");
   result.weight_steps = count_weight_steps(kConfig, params.n);
   // K tiles past the end of K are zeros to every CTA that splits it.
   constexpr std::int64_t kStep = std::int64_t{T::kAtomK} * T::kAtomsK * kConfig.split_k;
   result.k_tiles = narrow((params.k + kStep - 1) / kStep, "k");
+  result.k_blocks = narrow((params.k + kScaleBlock - 1) / kScaleBlock, "k");
   result.offs_ready = params.offs_ready ? 1 : 0;
   return result;
 }

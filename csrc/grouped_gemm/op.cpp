@@ -6,6 +6,7 @@
 #include "common/cuda_context.hpp"
 #include "common/tensor_checks.hpp"
 #include "grouped_gemm/registry.hpp"
+#include "grouped_gemm/scales.hpp"
 #include "grouped_gemm/tiling.hpp"
 #include "grouped_gemm/zero_rows.hpp"
 
@@ -31,16 +32,6 @@ void check_stride_limit(char const* argument, std::int64_t bytes) {
               bytes);
 }
 
-float const* scale_pointer(char const* argument, std::optional<Tensor> const& scale, bool fp8, int device) {
-  if (!scale.has_value()) {
-    return nullptr;
-  }
-  check_value(fp8, kOp, ": `", argument, "` must be absent for bfloat16 operands, got a tensor");
-  check_on_device(kOp, argument, *scale, device);
-  check_dtype(kOp, argument, *scale, ScalarType::Float);
-  return static_cast<float const*>(scale->const_data_ptr());
-}
-
 }  // namespace
 
 void configured(Tensor const& a,
@@ -50,6 +41,8 @@ void configured(Tensor const& a,
                 std::optional<Tensor> scale_b,
                 Tensor const& out,
                 bool offs_ready,
+                std::int64_t n_segments,
+                std::int64_t scale_n_offset,
                 std::int64_t config) {
   auto const& kernels = registered_kernels();
   auto const num_kernels = static_cast<std::int64_t>(kernels.size());
@@ -115,19 +108,16 @@ void configured(Tensor const& a,
               " (16 bytes), got ",
               k);
 
-  float const* const scale_a_pointer = scale_pointer("scale_a", scale_a, fp8, device);
-  float const* const scale_b_pointer = scale_pointer("scale_b", scale_b, fp8, device);
-  std::int64_t scale_b_stride = 0;
-  if (scale_a_pointer != nullptr) {
-    if (scale_a->numel() != 1 || scale_a->dim() > 1) {
-      fail_value(kOp, ": `scale_a` must have shape () or (1,), got ", scale_a->dim(), " dimensions");
-    }
-  }
-  if (scale_b_pointer != nullptr && (scale_b->numel() != 1 || scale_b->dim() > 1)) {
-    check_rank(kOp, "scale_b", *scale_b, 1);
-    check_size(kOp, "scale_b", 0, scale_b->size(0), num_groups);
-    scale_b_stride = scale_b->stride(0);
-  }
+  ScaleShape const shape{.kernel = kernel.config,
+                         .num_rows = num_rows,
+                         .num_groups = num_groups,
+                         .n = n,
+                         .k = k,
+                         .n_segments = n_segments,
+                         .n_offset = scale_n_offset,
+                         .device = device};
+  TokenScales const token_scales = check_token_scales(scale_a, shape);
+  WeightScales const weight_scales = check_weight_scales(scale_b, shape);
 
   if (num_rows == 0) {
     return;
@@ -135,8 +125,8 @@ void configured(Tensor const& a,
   Params params{.a = a.const_data_ptr(),
                 .b = b.const_data_ptr(),
                 .offs = static_cast<int const*>(offs.const_data_ptr()),
-                .scale_a = scale_a_pointer,
-                .scale_b = scale_b_pointer,
+                .scale_a = token_scales,
+                .scale_b = weight_scales,
                 .out = out_pointer,
                 .num_rows = num_rows,
                 .num_groups = num_groups,
@@ -145,7 +135,6 @@ void configured(Tensor const& a,
                 .a_row_stride_bytes = stride_bytes(a, 0, k * element_bytes),
                 .b_row_stride_bytes = stride_bytes(b, 1, k * element_bytes),
                 .b_group_stride_bytes = 0,
-                .scale_b_stride = scale_b_stride,
                 .out_row_stride = num_rows > 1 ? out.stride(0) : n,
                 .out_dtype = out_type == ScalarType::Float ? OutDtype::FP32 : OutDtype::BF16,
                 .offs_ready = offs_ready,

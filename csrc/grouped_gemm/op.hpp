@@ -7,8 +7,9 @@
 
 namespace moe_ext::grouped_gemm {
 
-/// out[i] = a[i] @ b[group(i)].T * scale_a * scale_b[group(i)] for every row below offs[-1], by the kernel of
-/// row `config` of configs.def. Checks everything memory safety depends on; reads no device memory.
+/// out[i] = a[i] @ b[group(i)].T, dequantised by scale_a and scale_b, for every row below offs[-1], by the kernel
+/// of row `config` of configs.def. `n_segments` and `scale_n_offset` say how blocks of scale_b lie along n. Checks
+/// everything memory safety depends on; reads no device memory.
 void configured(torch::stable::Tensor const& a,
                 torch::stable::Tensor const& b,
                 torch::stable::Tensor const& offs,
@@ -16,6 +17,8 @@ void configured(torch::stable::Tensor const& a,
                 std::optional<torch::stable::Tensor> scale_b,
                 torch::stable::Tensor const& out,
                 bool offs_ready,
+                std::int64_t n_segments,
+                std::int64_t scale_n_offset,
                 std::int64_t config);
 
 }  // namespace moe_ext::grouped_gemm

@@ -7,13 +7,34 @@ namespace moe_ext::grouped_gemm {
 
 enum class OutDtype { BF16, FP32 };
 
+/// Scales of `a`: data[row * row_stride + k_block * k_stride]; null is 1, a stride of 0 repeats.
+struct TokenScales {
+  float const* data;
+  std::int64_t row_stride;
+  std::int64_t k_stride;
+};
+
+/// Scales of `b`. Without blocks: data[group * group_stride + n * n_stride]. With blocks of 128 x 128: the n rows are
+/// `segments` equal parts (gate and up), each with blocks of its own, the first of which lacks its first `n_offset`
+/// rows: data[group * group_stride + segment * segment_stride + n_block * n_stride + k_block * k_stride].
+struct WeightScales {
+  float const* data;
+  std::int64_t group_stride;
+  std::int64_t segment_stride;
+  std::int64_t n_stride;
+  std::int64_t k_stride;
+  int segment_n;       // rows of a segment
+  int segment_blocks;  // blocks of a segment along n
+  int n_offset;
+};
+
 struct Params {
-  void const* a;         // (num_rows, k), K contiguous
-  void const* b;         // (num_groups, n, k), K contiguous
-  int const* offs;       // (num_groups,) end row of each group
-  float const* scale_a;  // () or null
-  float const* scale_b;  // (num_groups,) with stride scale_b_stride, or null
-  void* out;             // (num_rows, n), N contiguous
+  void const* a;    // (num_rows, k), K contiguous
+  void const* b;    // (num_groups, n, k), K contiguous
+  int const* offs;  // (num_groups,) end row of each group
+  TokenScales scale_a;
+  WeightScales scale_b;
+  void* out;  // (num_rows, n), N contiguous
   std::int64_t num_rows;
   std::int64_t num_groups;
   std::int64_t n;
@@ -21,7 +42,6 @@ struct Params {
   std::int64_t a_row_stride_bytes;
   std::int64_t b_row_stride_bytes;
   std::int64_t b_group_stride_bytes;
-  std::int64_t scale_b_stride;  // elements; 0 for one scale for all groups
   std::int64_t out_row_stride;  // elements
   OutDtype out_dtype;
   bool offs_ready;  // `offs` and `b` were final before the previous kernel began: weights may be prefetched

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moe_ext._configs import config_index
+from moe_ext._scales import Sizes, check_scale_layouts
 
 MAX_GROUPS = 4096
 _ALIGNMENT_BYTES = 16
@@ -19,8 +20,6 @@ _BF16 = torch.bfloat16
 _FP8 = torch.float8_e4m3fn
 _FP32 = torch.float32
 _INT32 = torch.int32
-_ONE_ELEMENT = (torch.Size(()), torch.Size((1,)))
-_SCALE_BLOCK = 128
 
 
 def check_grouped_gemm(
@@ -36,12 +35,13 @@ def check_grouped_gemm(
     out_dtype: torch.dtype | None,
     accumulate: str,
     config: str | None,
-) -> tuple[int, int, int, int, int, str, torch.dtype, int | None]:
+) -> tuple[int, int, int, int, int, str, str, torch.dtype, int | None]:
     """Raise a ValueError for the first argument that breaks the contract.
 
     Returns:
-        num_rows, num_groups, n, k, the device's index (-1: CPU), the operands' dtype as dispatch
-        names it, the output's dtype, and the index of the kernel that `config` names (None: none).
+        num_rows, num_groups, n, k, the device's index (-1: CPU), the operands' dtype and the way
+        to sum as dispatch names them, the output's dtype, and the index of the kernel that
+        `config` names (None: none).
     """
     dtype = a.dtype
     if dtype is _FP8:
@@ -119,34 +119,27 @@ def check_grouped_gemm(
         argument, tensor = ("a", a) if a.data_ptr() % _ALIGNMENT_BYTES else ("b", b)
         raise ValueError(_pointer_message(op, argument, tensor))
 
-    if scale_a is not None:
-        if name == "bf16" or scale_a.dtype is not _FP32 or scale_a.get_device() != device_index:
-            raise ValueError(_scale_message(op, "scale_a", scale_a, a))
-        if scale_a.shape not in _ONE_ELEMENT:
-            raise ValueError(_scale_a_layout_message(op, tuple(scale_a.shape), num_rows, k))
-    if scale_b is not None:
-        if name == "bf16" or scale_b.dtype is not _FP32 or scale_b.get_device() != device_index:
-            raise ValueError(_scale_message(op, "scale_b", scale_b, a))
-        shape = scale_b.shape
-        if shape != (num_groups,) and shape not in _ONE_ELEMENT:
-            raise ValueError(_scale_b_layout_message(op, tuple(shape), num_groups, n, k))
-    if n_segments != 1:
-        raise ValueError(
-            f"{op}: `n_segments` must be 1 (restarting block scales is not supported yet), got "
-            f"{n_segments}"
-        )
-    if tuple(scale_b_offset) != (0, 0):
-        raise ValueError(
-            f"{op}: `scale_b_offset` must be (0, 0) (block scales that begin inside a block are "
-            f"not supported yet), got {tuple(scale_b_offset)}"
-        )
+    for argument, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if scale is not None and (
+            name == "bf16" or scale.dtype is not _FP32 or scale.get_device() != device_index
+        ):
+            raise ValueError(_scale_message(op, argument, scale, a))
+    sums = check_scale_layouts(
+        op,
+        scale_a,
+        scale_b,
+        scale_b_offset,
+        n_segments,
+        accumulate,
+        Sizes(num_rows, num_groups, n, k),
+    )
     if bias is not None:
         raise ValueError(
             f"{op}: `bias` must be None (a bias is not supported yet), got shape "
             f"{tuple(bias.shape)}"
         )
-    index = None if config is None else config_index(op, config, name, accumulate)
-    return num_rows, num_groups, n, k, device_index, name, out_dtype, index
+    index = None if config is None else config_index(op, config, name, sums)
+    return num_rows, num_groups, n, k, device_index, name, sums, out_dtype, index
 
 
 def check_out_dtype(op: str, out: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
@@ -215,21 +208,3 @@ def _scale_message(op: str, argument: str, scale: Tensor, a: Tensor) -> str:
     if scale.dtype is not _FP32:
         return f"{op}: `{argument}` must be float32, got {_dtype(scale.dtype)}"
     return _device_message(op, argument, scale, a)
-
-
-def _scale_a_layout_message(op: str, shape: tuple[int, ...], num_rows: int, k: int) -> str:
-    later = ((num_rows,), (num_rows, 1), (num_rows, -(-k // _SCALE_BLOCK)), (1, 1))
-    note = " (scales per row or per block are not supported yet)" if shape in later else ""
-    return f"{op}: `scale_a` must have shape () or (1,){note}, got {shape}"
-
-
-def _scale_b_layout_message(
-    op: str, shape: tuple[int, ...], num_groups: int, n: int, k: int
-) -> str:
-    blocks = (num_groups, -(-n // _SCALE_BLOCK), -(-k // _SCALE_BLOCK))
-    later = ((num_groups, n), (num_groups, n, 1), (num_groups, 1), (num_groups, 1, 1), blocks)
-    note = " (scales per channel or per block are not supported yet)" if shape in later else ""
-    return (
-        f"{op}: `scale_b` must have shape (), (1,) or (num_groups,) = ({num_groups},){note}, "
-        f"got {shape}"
-    )

@@ -16,7 +16,7 @@ class GroupedGemmConfig:
         id: name; what users, tables and profilers show.
         order: "SwapAB" (weights on the M side of WGMMA) or "Plain" (tokens on M).
         dtype: "bf16" or "fp8" operands.
-        accumulate: "fp32" (bf16), "promoted" or "fast" (fp8).
+        accumulate: "fp32" (bf16), "promoted", "fast" or, for scales per block, "block" (fp8).
         tile_weights: rows of `b[group]` in one CTA's tile.
         tile_tokens: rows of `a` in one CTA's tile, at most.
         tile_k_bytes: bytes of K in one stage of the shared-memory ring.
@@ -83,14 +83,25 @@ def all_configs() -> tuple[GroupedGemmConfig, ...]:
 
 
 def matching_configs(dtype: str, accumulate: str) -> tuple[GroupedGemmConfig, ...]:
-    """List the kernels for `dtype` ("bf16", "fp8") and `accumulate`, which bf16 has one kind of."""
+    """List the kernels for `dtype` ("bf16", "fp8") and `accumulate`, which bf16 has one kind of.
+
+    "block_swapped" is "block" without the kernels of plain order (`_scales.block_kind`).
+    """
     if dtype == "bf16":
         accumulate = "fp32"
+    swapped = accumulate == "block_swapped"
     return tuple(
         config
         for config in all_configs()
-        if config.dtype == dtype and config.accumulate == accumulate
+        if config.dtype == dtype
+        and config.accumulate == ("block" if swapped else accumulate)
+        and (not swapped or config.order == "SwapAB")
     )
+
+
+def _described(accumulate: str) -> str:
+    blocks = {"block": "scales per block", "block_swapped": "scales per block off multiples of 128"}
+    return blocks.get(accumulate, f'accumulate="{accumulate}"')
 
 
 @functools.lru_cache(maxsize=1024)
@@ -102,6 +113,6 @@ def config_index(op: str, config_id: str, dtype: str, accumulate: str) -> int:
         what = f"{config_id!r}, which is compiled for other operands" if known else repr(config_id)
         raise ValueError(
             f"{op}: `config` must be one of {', '.join(matching)} for {dtype} operands with "
-            f'accumulate="{accumulate}", got {what}'
+            f"{_described(accumulate)}, got {what}"
         )
     return matching[config_id]

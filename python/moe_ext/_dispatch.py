@@ -24,12 +24,17 @@ _CEILING_SMS = 132
 _SM_READ_BYTES_PER_US = 80e3
 # Filling the ring and storing the tile, hidden only behind a second CTA on the same SM.
 _TILE_OVERHEAD_US = 1.0
-# Adding the tensor core's sums into fp32 registers every 128 of K.
+# Adding the tensor core's sums into fp32 registers every 128 of K; with scales per block under
+# Swap-AB a multiplication more for each, because neighbouring columns have different ones.
 _PROMOTION_SLOWDOWN = 1.1
+_SWAPPED_BLOCK_SLOWDOWN = 1.4
 
 
 class Problem(NamedTuple):
-    """What the choice depends on; `accumulate` is "fp32" for bf16, "promoted" or "fast" for fp8."""
+    """What the choice depends on.
+
+    `accumulate` is "fp32" for bf16; "promoted", "fast" or "block" (scales per block) for fp8.
+    """
 
     dtype: str
     accumulate: str
@@ -92,8 +97,9 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
     flops_per_us = DENSE_FLOPS_PER_US[problem.dtype] / _CEILING_SMS
     math_us = 2.0 * config.tile_weights * columns * row_bytes / ITEM_BYTES[problem.dtype]
     math_us /= flops_per_us
-    if problem.accumulate == "promoted":
-        math_us *= _PROMOTION_SLOWDOWN
+    if problem.accumulate in ("promoted", "block"):
+        swapped_block = problem.accumulate == "block" and config.order == "SwapAB"
+        math_us *= _SWAPPED_BLOCK_SLOWDOWN if swapped_block else _PROMOTION_SLOWDOWN
     load_us = (config.tile_weights + width / config.multicast) * row_bytes / _SM_READ_BYTES_PER_US
     return tiles_per_sm * (max(math_us, load_us) + _TILE_OVERHEAD_US / config.ctas_per_sm)
 
@@ -149,7 +155,8 @@ def choose(
     """Choose a compiled kernel and say why; `accumulate` does not matter for bf16."""
     if dtype == "bf16":
         accumulate = "fp32"
-    problem = Problem(dtype, accumulate, num_rows, num_groups, n, k, sm_count)
+    kind = accumulate.removesuffix("_swapped")
+    problem = Problem(dtype, kind, num_rows, num_groups, n, k, sm_count)
     return decide(problem, *_candidates(dtype, accumulate))
 
 

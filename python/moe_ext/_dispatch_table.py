@@ -438,5 +438,9 @@ KEPT_FOR_TUNING: frozenset[str] = frozenset(
         "swap_fp8p_w128_t256",
         "swap_fp8f_w128_t256",
         "swap_fp8f_w128_t256_mc2",
+        "swap_fp8b_w64_t16_deep",
+        "swap_fp8b_w64_t32_trio",
+        "swap_fp8b_w64_t32",
+        "swap_fp8b_w128_t128",
     }
 )

@@ -18,6 +18,7 @@ from moe_ext._checks import check_grouped_gemm, check_out, check_out_dtype
 from moe_ext._configs import config_index
 from moe_ext._dispatch import select
 from moe_ext._library import device_kernels
+from moe_ext._scales import block_kind, has_blocks
 from moe_ext.reference import grouped_gemm_reference
 
 _OPTIONS = (
@@ -55,7 +56,7 @@ def grouped_gemm(
 ) -> Tensor:
     """Multiply each group of rows of `a` by its own matrix.
 
-    out[i] = (a[i] @ b[g].T) * scale_a * scale_b[g] for the rows i of group g. The rows of group g
+    out[i] = dequantised a[i] @ dequantised b[g].T for the rows i of group g. The rows of group g
     are offs[g - 1] to offs[g], the convention of `torch.nn.functional.grouped_mm`.
 
     Args:
@@ -66,14 +67,21 @@ def grouped_gemm(
             (float32 out).
         offs: (num_groups,), int32, contiguous, same device. End row of each group, not decreasing,
             at most num_rows; equal neighbours make an empty group. Never read by the host on CUDA.
-        scale_a: () or (1,), float32, same device; FP8 only. None is 1.
-        scale_b: (), (1,) or (num_groups,), float32, same device; FP8 only. None is 1.
-        scale_b_offset: where in a 128x128 block of scales `b` begins. Only (0, 0) so far.
-        n_segments: parts of n with block grids of their own. Only 1 so far.
+        scale_a: float32, same device, any strides; FP8 only. () or (1,), (num_rows,) or
+            (num_rows, 1), or one for each 128 of a row: (num_rows, ceil(k / 128)). None is 1.
+        scale_b: float32, same device, any strides; FP8 only. () or (1,), (num_groups,), one per
+            channel (num_groups, n), or one per block of 128 x 128: (num_groups, ceil(n / 128),
+            ceil(k / 128)); the last block of either dimension may be short. None is 1.
+        scale_b_offset: (n0, 0): the first block along n lacks its first n0 rows, 0 to 127, as in
+            a shard that begins inside a block; then ceil((n0 + n) / 128) blocks.
+        n_segments: 2 where the halves of n (gate and up) have block grids of their own: scale_b
+            (num_groups, 2, ceil(n / 2 / 128), ceil(k / 128)), or with its two middle dimensions
+            in one.
         bias: added to each row of a group. Only None so far.
         out_dtype: torch.bfloat16 (the default) or torch.float32.
         accumulate: FP8 only. "promoted" adds the tensor core's 14-bit sums into float32 at least
-            every 128 of K; "fast" does not. BF16 always accumulates in float32.
+            every 128 of K, after multiplying them by their scales where those are per block;
+            "fast" does neither. BF16 always accumulates in float32.
         offs_ready: promises that `offs` and `b` were final before the previous kernel on this
             stream began, so that this one may start to load weights while that one still runs.
             True for the second GEMM of a layer.
@@ -137,7 +145,7 @@ def grouped_gemm_out(
 ) -> None:
     """Multiply each group of rows of `a` by its own matrix, into `out`.
 
-    out[i] = (a[i] @ b[g].T) * scale_a * scale_b[g] for the rows i of group g.
+    out[i] = dequantised a[i] @ dequantised b[g].T for the rows i of group g.
 
     Args:
         a: as in `grouped_gemm`, like all arguments but the two below.
@@ -185,7 +193,6 @@ _KINDS = {
     (torch.float8_e4m3fn, "promoted"): "fp8",
     (torch.float8_e4m3fn, "fast"): "fp8",
 }
-_NO_OFFSET = [0, 0]
 _RESULTS = (torch.bfloat16, torch.float32)
 
 
@@ -196,6 +203,8 @@ def _launch(
     offs: Tensor,
     scale_a: Tensor | None,
     scale_b: Tensor | None,
+    n_segments: int,
+    n_offset: int,
     out_dtype: torch.dtype | None,
     accumulate: str,
     offs_ready: bool,
@@ -215,6 +224,10 @@ def _launch(
         if num_rows == 0 or n == 0 or num_groups == 0 or b_k != k:
             return None
         kernels = device_kernels(a.get_device())
+        if has_blocks(scale_a, scale_b, n):
+            if accumulate != "promoted":
+                return None
+            accumulate = block_kind(n, n_segments, n_offset)
         if config is None:
             # By position: lru_cache looks keywords up more slowly.
             index = select(kind, accumulate, num_rows, num_groups, n, k, kernels.sm_count)
@@ -222,7 +235,9 @@ def _launch(
             index = config_index("grouped_gemm", config, kind, accumulate)
         if out is None:
             out = a.new_empty((num_rows, n), dtype=out_dtype or torch.bfloat16)
-        kernels.grouped_gemm_configured(a, b, offs, scale_a, scale_b, out, offs_ready, index)
+        kernels.grouped_gemm_configured(
+            a, b, offs, scale_a, scale_b, out, offs_ready, n_segments, n_offset, index
+        )
     except ValueError:
         return None
     return out
@@ -245,13 +260,25 @@ def _run(
     offs_ready: bool = False,
     config: str | None = None,
 ) -> Tensor:
-    if a.is_cuda and bias is None and n_segments == 1 and list(scale_b_offset) == _NO_OFFSET:
+    n_offset, k_offset = scale_b_offset if len(scale_b_offset) == 2 else (0, 1)
+    if a.is_cuda and bias is None and k_offset == 0:
         result = _launch(
-            out, a, b, offs, scale_a, scale_b, out_dtype, accumulate, offs_ready, config
+            out,
+            a,
+            b,
+            offs,
+            scale_a,
+            scale_b,
+            n_segments,
+            n_offset,
+            out_dtype,
+            accumulate,
+            offs_ready,
+            config,
         )
         if result is not None:
             return result
-    num_rows, num_groups, n, k, device_index, dtype, result_dtype, index = check_grouped_gemm(
+    num_rows, num_groups, n, k, device_index, dtype, sums, result_dtype, index = check_grouped_gemm(
         op,
         a,
         b,
@@ -271,13 +298,20 @@ def _run(
         check_out(op, out, a, num_rows, n)
     if device_index < 0:
         _warn_of_cpu()
-        return grouped_gemm_reference(a, b, offs, scale_a, scale_b, out=out)
+        return grouped_gemm_reference(
+            a, b, offs, scale_a, scale_b, n_segments=n_segments, n_offset=n_offset, out=out
+        )
     kernels = device_kernels(device_index)
     if num_rows == 0 or n == 0:
         return out
     if index is None:
-        index = select(dtype, accumulate, num_rows, num_groups, n, k, kernels.sm_count)
-    kernels.grouped_gemm_configured(a, b, offs, scale_a, scale_b, out, offs_ready, index)
+        index = select(dtype, sums, num_rows, num_groups, n, k, kernels.sm_count)
+    if sums.startswith("block"):  # these kernels load both scales
+        scale_a = a.new_ones((), dtype=torch.float32) if scale_a is None else scale_a
+        scale_b = a.new_ones((), dtype=torch.float32) if scale_b is None else scale_b
+    kernels.grouped_gemm_configured(
+        a, b, offs, scale_a, scale_b, out, offs_ready, n_segments, n_offset, index
+    )
     return out
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moe_ext._scales import SCALE_BLOCK, has_blocks
+
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
@@ -34,19 +36,23 @@ def grouped_gemm_reference(
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
     *,
+    n_segments: int = 1,
+    n_offset: int = 0,
     out_dtype: torch.dtype = torch.bfloat16,
     out: Tensor | None = None,
 ) -> Tensor:
     """Multiply each group of rows by its own matrix in fp32, scale, and round once.
 
-    out[i] = (a[i] @ b[g].T) * scale_a * scale_b[g] for the rows i of group g.
+    out[i] = dequantised a[i] @ dequantised b[g].T for the rows i of group g.
 
     Args:
         a: (num_rows, k), any floating dtype, any strides. Rows sorted by group.
         b: (num_groups, n, k), any floating dtype, any strides.
         offs: (num_groups,), int32. End row of each group.
-        scale_a: float32, one element, or None for 1.
-        scale_b: float32, one element or (num_groups,), or None for 1.
+        scale_a: float32 in a layout of `grouped_gemm`, or None for 1.
+        scale_b: float32 in a layout of `grouped_gemm`, or None for 1.
+        n_segments: as in `grouped_gemm`.
+        n_offset: the first of `scale_b_offset`.
         out_dtype: dtype of the result where `out` is not given.
         out: (num_rows, n), written in place and returned.
 
@@ -54,19 +60,60 @@ def grouped_gemm_reference(
         (num_rows, n). Rows past the last offset are not written: they keep what `out` held, or are
         uninitialised.
     """
-    num_rows, num_groups, n = a.shape[0], b.shape[0], b.shape[1]
+    num_rows, n = a.shape[0], b.shape[1]
     if out is None:
         out = torch.empty((num_rows, n), dtype=out_dtype, device=a.device)
-    scales = torch.ones(num_groups, dtype=torch.float32, device=a.device)
-    if scale_a is not None:
-        scales = scales * scale_a.reshape(1)
-    if scale_b is not None:
-        scales = scales * scale_b.reshape(-1)
+    blocks = has_blocks(scale_a, scale_b, n)
     for group, (begin, end) in enumerate(group_rows(offs, num_rows)):
         if begin < end:
-            product = a[begin:end].float() @ b[group].float().T
-            out[begin:end] = product * scales[group]
+            rows, weights = a[begin:end].float(), b[group].float()
+            of_rows = _scale_of_rows(scale_a, begin, end)
+            of_weights = _scale_of_weights(scale_b, group)
+            if blocks:
+                rows = rows * _along_k(of_rows, rows)
+                weights = weights * _along_k(_along_n(of_weights, n, n_segments, n_offset), weights)
+                out[begin:end] = rows @ weights.T
+            else:
+                out[begin:end] = rows @ weights.T * (of_rows * of_weights.T)
     return out
+
+
+def _scale_of_rows(scale: Tensor | None, begin: int, end: int) -> Tensor:
+    """Return the scales of some rows of `a`: (1 or rows, 1 or blocks of k)."""
+    if scale is None:
+        return torch.ones(1, 1)
+    if scale.dim() == 0 or scale.shape == (1,):
+        return scale.reshape(1, 1)
+    return scale[begin:end].reshape(end - begin, -1)
+
+
+def _scale_of_weights(scale: Tensor | None, group: int) -> Tensor:
+    """Return the scales of a matrix: (1, channels or blocks of n; 1 or blocks of k)."""
+    if scale is None:
+        return torch.ones(1, 1)
+    if scale.dim() == 0 or scale.shape == (1,):
+        return scale.reshape(1, 1)
+    own = scale[group]
+    if own.dim() == 0:
+        return own.reshape(1, 1)
+    return own.reshape(-1, own.shape[-1] if own.dim() > 1 else 1)
+
+
+def _along_k(scale: Tensor, like: Tensor) -> Tensor:
+    """Repeat one scale per 128 of k for each of them; one for all of k stays."""
+    if scale.shape[1] == 1:
+        return scale.to(like.device)
+    k_block = torch.arange(like.shape[1], device=scale.device) // SCALE_BLOCK
+    return scale[:, k_block]
+
+
+def _along_n(scale: Tensor, n: int, n_segments: int, n_offset: int) -> Tensor:
+    """Repeat one row of block scales for each row of its block; one for all stays."""
+    if scale.shape[0] == 1:
+        return scale
+    segment, row = n // n_segments, torch.arange(n, device=scale.device)
+    block = (row % segment + n_offset) // SCALE_BLOCK
+    return scale[row // segment * (scale.shape[0] // n_segments) + block]
 
 
 def quantize_fp8_per_tensor(x: Tensor, num_leading_dims: int = 0) -> tuple[Tensor, Tensor]:
@@ -90,3 +137,30 @@ def quantize_fp8_per_tensor(x: Tensor, num_leading_dims: int = 0) -> tuple[Tenso
     scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
     q = (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     return q.contiguous(), scale.reshape(x.shape[:num_leading_dims])
+
+
+def quantize_fp8_per_block(x: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Quantise to FP8 E4M3 with one scale per block of the last two dimensions.
+
+    Args:
+        x: (..., rows, columns), any floating dtype.
+        block: rows and columns of a block: (1, 128) for activations, (128, 128) for weights. The
+            last block of either dimension may be short.
+
+    Returns:
+        `q`, float8_e4m3fn, the shape of `x`, contiguous, and `scale`, float32, (..., blocks of
+        rows, blocks of columns); `q * scale` of its block approximates `x`. A block of zeros has
+        the scale 1.
+    """
+    *leading, rows, columns = x.shape
+    num_rows, num_columns = -(-rows // block[0]), -(-columns // block[1])
+    padded = x.new_zeros((*leading, num_rows * block[0], num_columns * block[1])).float()
+    padded[..., :rows, :columns] = x
+    blocks = padded.reshape(*leading, num_rows, block[0], num_columns, block[1])
+    largest = blocks.abs().amax(dim=(-1, -3), keepdim=True)
+    scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
+    q = (blocks / scale).clamp(-FP8_MAX, FP8_MAX).reshape(padded.shape)
+    return (
+        q[..., :rows, :columns].to(torch.float8_e4m3fn).contiguous(),
+        scale.squeeze(-1).squeeze(-2),
+    )

@@ -6,10 +6,17 @@ import dataclasses
 import functools
 
 import torch
-from moe_ext.reference import grouped_gemm_reference, quantize_fp8_per_tensor
+from moe_ext.reference import (
+    grouped_gemm_reference,
+    quantize_fp8_per_block,
+    quantize_fp8_per_tensor,
+)
 from torch import Tensor
 
-DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+FP8 = torch.float8_e4m3fn
+# What a problem's operands are: FP8 comes with one scale for each tensor or group, per row and
+# channel, or per block.
+DTYPES = {"bf16": torch.bfloat16, "fp8": FP8, "fp8_channel": FP8, "fp8_block": FP8}
 ROW_PADDING = 16  # elements between the end of a row and the next one
 TAIL_ROWS = 5  # rows of `a` past the last offset
 
@@ -21,6 +28,8 @@ class Case:
     rows: tuple[int, ...]
     n: int
     k_bytes: int
+    n_segments: int = 1  # with scales per block
+    n_offset: int = 0
 
 
 ISSUE_ROWS = (0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 257)
@@ -42,6 +51,23 @@ CASES = {
     "deep_k": Case((4, 66), 128, 8192),
     "257_groups": Case(tuple((7 * group) % 11 for group in range(257)), 128, 256),
 }
+# Scale blocks that a tensor-parallel cut leaves short, that restart in the middle of n, that begin
+# inside a block: (n, k, n_segments, n_offset).
+BLOCK_SHAPES = (
+    (192, 384, 1, 0),
+    (192, 384, 1, 64),
+    (320, 192, 1, 0),
+    (352, 512, 2, 0),
+    (192, 320, 2, 0),
+    (384, 160, 2, 0),
+    (384, 256, 2, 64),
+    (1408, 704, 2, 0),
+    (2880, 2880, 1, 0),
+    (176, 96, 1, 0),
+    (360, 352, 1, 24),
+    (512, 1024, 2, 0),
+)
+BLOCK_ROWS = (0, 1, 7, 9, 64, 65, 130, 3)
 # The reference loops over groups, so this one is kept out of what runs for every kernel.
 MANY_GROUPS = Case(tuple(int(group % 3 == 0) for group in range(4096)), 64, 128)
 
@@ -57,14 +83,20 @@ class Problem:
     scale_b: Tensor | None
     expected: Tensor
     num_valid: int
+    case: Case
 
     @property
     def args(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.a, self.b, self.offs
 
     @property
-    def scales(self) -> dict[str, Tensor | None]:
-        return {"scale_a": self.scale_a, "scale_b": self.scale_b}
+    def scales(self) -> dict[str, object]:
+        scales: dict[str, object] = {"scale_a": self.scale_a, "scale_b": self.scale_b}
+        if self.case.n_segments != 1:
+            scales["n_segments"] = self.case.n_segments
+        if self.case.n_offset:
+            scales["scale_b_offset"] = (self.case.n_offset, 0)
+        return scales
 
 
 def offs_of(rows: tuple[int, ...] | list[int], device: str = "cpu") -> Tensor:
@@ -106,11 +138,20 @@ def random_operands(
     a, b = a.to(device), (b / max(1, a.shape[1]) ** 0.5).to(device)
     if dtype == "bf16":
         return a.bfloat16(), b.bfloat16(), None, None
+    if dtype == "fp8_block" and (0 in a.shape or 0 in b.shape):
+        return integer_operands(case, dtype, device, generator)
     if 0 in a.shape or 0 in b.shape:
         ones = torch.ones((), device=device), torch.ones(len(case.rows), device=device)
         return a.to(DTYPES[dtype]), b.to(DTYPES[dtype]), *ones
     # Weights of very different size from group to group, so that a wrong scale shows.
     b = b * torch.logspace(-2, 1, len(case.rows), device=device)[:, None, None]
+    if dtype == "fp8_channel":
+        (a, scale_a), (b, scale_b) = quantize_fp8_per_tensor(a, 1), quantize_fp8_per_tensor(b, 2)
+        return a, b, scale_a, scale_b
+    if dtype == "fp8_block":
+        a, scale_a = quantize_fp8_per_block(a * _spread(a.shape[1], device), (1, 128))
+        b, scale_b = _quantize_weights(b * _spread(b.shape[2], device), case)
+        return a, b, _column_major(scale_a), scale_b
     (a, scale_a), (b, scale_b) = quantize_fp8_per_tensor(a), quantize_fp8_per_tensor(b, 1)
     return a, b, scale_a, scale_b
 
@@ -123,8 +164,51 @@ def integer_operands(
     a, b = a.to(device).to(DTYPES[dtype]), b.to(device).to(DTYPES[dtype])
     if dtype == "bf16":
         return a, b, None, None
-    scale_b = 2.0 ** (torch.arange(len(case.rows), device=device) % 5 - 2)
+    groups, (rows, k) = len(case.rows), a.shape
+    if dtype == "fp8_channel":
+        scale_a, scale_b = _powers((rows, 1), generator), _powers((groups, case.n), generator)
+        return a, b, scale_a.to(device), scale_b.to(device)
+    if dtype == "fp8_block":
+        each = -(-(case.n // case.n_segments + case.n_offset) // 128)
+        blocks = (groups, each, -(-k // 128))
+        if case.n_segments > 1:
+            blocks = (groups, case.n_segments, *blocks[1:])
+        scale_a, scale_b = _powers((rows, blocks[-1]), generator), _powers(blocks, generator)
+        return a, b, _column_major(scale_a.to(device)), scale_b.to(device)
+    scale_b = 2.0 ** (torch.arange(groups, device=device) % 5 - 2)
     return a, b, torch.full((1,), 0.5, device=device), scale_b
+
+
+def _powers(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Powers of two from 1/4 to 4."""
+    return 2.0 ** torch.randint(-2, 3, shape, generator=generator)
+
+
+def _column_major(scale: Tensor) -> Tensor:
+    """The same values with rows next to each other and padding between the columns."""
+    rows, columns = scale.shape
+    padded = torch.full((columns, rows + 3), float("nan"), device=scale.device)
+    padded[:, :rows] = scale.T
+    return padded[:, :rows].T
+
+
+def _spread(k: int, device: str) -> Tensor:
+    """Another size for each 128 of k, so that a wrong block scale shows."""
+    return 2.0 ** (torch.arange(k, device=device) // 128 % 7 - 3)
+
+
+def _quantize_weights(b: Tensor, case: Case) -> tuple[Tensor, Tensor]:
+    """Quantise in blocks, each segment on its own, the first block short of `n_offset` rows."""
+    q, scales = [], []
+    for segment in b.chunk(case.n_segments, dim=1):
+        padded = torch.nn.functional.pad(segment, (0, 0, case.n_offset, 0))
+        quantised, scale = quantize_fp8_per_block(padded, (128, 128))
+        q.append(quantised[:, case.n_offset :])
+        scales.append(scale)
+    if case.n_segments == 1:
+        return q[0].contiguous(), scales[0]
+    joined = torch.cat([part.view(torch.uint8) for part in q], dim=1).view(FP8)
+    return joined, torch.stack(scales, dim=1)
 
 
 def _draw(case: Case, dtype: str, draw) -> tuple[Tensor, Tensor]:
@@ -138,9 +222,23 @@ def build_problem(case: Case, dtype: str, values: str, device: str) -> Problem:
     operands = random_operands if values == "random" else integer_operands
     a, b, scale_a, scale_b = operands(case, dtype, device, generator)
     offs = offs_of(case.rows, device)
-    expected = grouped_gemm_reference(a, b, offs, scale_a, scale_b, out_dtype=torch.float32)
+    expected = grouped_gemm_reference(
+        a,
+        b,
+        offs,
+        scale_a,
+        scale_b,
+        n_segments=case.n_segments,
+        n_offset=case.n_offset,
+        out_dtype=torch.float32,
+    )
+    if scale_a is not None and scale_a.dim() > 0 and dtype in ("fp8_channel", "fp8_block"):
+        tail = torch.full((TAIL_ROWS, *scale_a.shape[1:]), float("nan"), device=device)
+        scale_a = torch.cat([scale_a, tail])
+        if scale_a.dim() == 2:
+            scale_a = _column_major(scale_a)
     return Problem(
-        in_poison(a, TAIL_ROWS), in_poison(b), offs, scale_a, scale_b, expected, a.shape[0]
+        in_poison(a, TAIL_ROWS), in_poison(b), offs, scale_a, scale_b, expected, a.shape[0], case
     )
 
 

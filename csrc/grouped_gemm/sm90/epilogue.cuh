@@ -9,6 +9,7 @@
 #include "grouped_gemm/params.hpp"
 #include "grouped_gemm/sm90/mainloop.cuh"
 #include "grouped_gemm/sm90/named_barriers.cuh"
+#include "grouped_gemm/sm90/output_scales.cuh"
 
 namespace moe_ext::grouped_gemm {
 
@@ -60,6 +61,36 @@ struct Epilogue {
     }
   }
 
+  /// Multiplies the sums by the scales of their rows and channels. Those of the N side are exchanged through the
+  /// staging buffer, before results are turned over in it.
+  __device__ void apply(OutputScales<ConfigTag> const& scales, Accumulators<ConfigTag>& acc) const {
+    static_assert(kBuffers * kChunkBytes >= T::kMaxTileN * static_cast<int>(sizeof(float)),
+                  "a warp group's staging holds a scale per column");
+    auto* const table = reinterpret_cast<float*>(storage.staging[warp_group]);
+    wait_for_stores();
+    barrier();
+#pragma unroll
+    for (int i = 0; i < OutputScales<ConfigTag>::kShare; ++i) {
+      if (thread + 128 * i < T::kMaxTileN) {
+        table[thread + 128 * i] = scales.n[i];
+      }
+    }
+    barrier();
+    float2 const* const columns = reinterpret_cast<float2 const*>(table) + thread % 4;
+#pragma unroll
+    for (int j = 0; j < T::kMaxTileN / 8; ++j) {
+      float2 const n = columns[4 * j];
+#pragma unroll
+      for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+        float* const values = acc.value[block_m] + 4 * j;
+        values[0] *= scales.m[block_m][0] * n.x;
+        values[1] *= scales.m[block_m][0] * n.y;
+        values[2] *= scales.m[block_m][1] * n.x;
+        values[3] *= scales.m[block_m][1] * n.y;
+      }
+    }
+  }
+
   /// Waits until shared memory may go and every store is done.
   __device__ void finish() const {
     if (kWholeChunks && thread == 0) {
@@ -98,9 +129,7 @@ struct Epilogue {
     unsigned char (*staging)[kChunkBytes] = storage.staging[warp_group];
 #pragma unroll
     for (int first = 0; first < kChunks; first += kBuffers) {
-      if (kWholeChunks && thread == 0) {
-        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-      }
+      wait_for_stores();
       barrier();  // everybody has read what the buffers held, TMA included
 #pragma unroll
       for (int i = 0; i < kBuffers; ++i) {
@@ -206,6 +235,13 @@ struct Epilogue {
           }
         }
       }
+    }
+  }
+
+  /// Lets thread 0 wait until TMA has read what its stores were given.
+  __device__ void wait_for_stores() const {
+    if (kWholeChunks && thread == 0) {
+      asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
     }
   }
 

@@ -3,6 +3,7 @@
 //  who                        waits on                        for
 //  load warp                  the previous kernel (PDL)       offsets and `a`; with offs_ready only for `a`
 //  load warp                  empty[s]                        every mma warp that shares s to have read it
+//  scale warp (block scales)  the previous kernel, empty[s]   the same
 //  mma warps                  full[s]                         tile info and both operands of stage s
 //  mma warp group             named barrier kStaging + wg     its own staging buffer to turn over
 //  all threads of a cluster   cluster barrier, start and end  peers' barriers to exist; peers to be done
@@ -14,8 +15,10 @@
 #include <cute/arch/cluster_sm90.hpp>
 #include <cutlass/arch/reg_reconfig.h>
 
+#include "grouped_gemm/sm90/block_scales.cuh"
 #include "grouped_gemm/sm90/epilogue.cuh"
 #include "grouped_gemm/sm90/mainloop.cuh"
+#include "grouped_gemm/sm90/output_scales.cuh"
 #include "grouped_gemm/sm90/ring.cuh"
 #include "grouped_gemm/sm90/split_k.cuh"
 #include "grouped_gemm/sm90/tile_scheduler.cuh"
@@ -26,13 +29,13 @@ struct KernelParams {
   TensorMaps maps;
   EpilogueParams epilogue;
   int const* offs;
-  float const* scale_a;
-  float const* scale_b;
-  std::int64_t scale_b_stride;
+  TokenScales scale_a;
+  WeightScales scale_b;
   int num_groups;
   int num_rows;
   int weight_steps;
-  int k_tiles;  // of each CTA
+  int k_tiles;   // of each CTA
+  int k_blocks;  // of 128, all of K
   int offs_ready;
 };
 
@@ -86,6 +89,11 @@ struct Kernel {
       if (warp == 0) {
         load(params, storage.ring, cta_rank);
       }
+      if constexpr (T::kBlockScaled) {
+        if (warp == 1) {
+          load_scales(params, storage.ring, cta_rank);
+        }
+      }
     } else {
       cutlass::arch::warpgroup_reg_alloc<T::kMmaRegisters>();
       multiply(params, storage, cta_rank);
@@ -121,12 +129,7 @@ struct Kernel {
     if (!params.offs_ready) {
       cudaGridDependencySynchronize();
     }
-    Scheduler scheduler(params.offs,
-                        params.num_groups,
-                        params.num_rows,
-                        params.weight_steps,
-                        blockIdx.x / kConfig.cluster(),
-                        gridDim.x / kConfig.cluster());
+    Scheduler scheduler = make_scheduler(params);
     Tile tile = scheduler.next();
     State state;
     int k_tile = 0;
@@ -173,6 +176,34 @@ struct Kernel {
     __syncwarp();
   }
 
+  /// The load warp's walk again, for scales: they may come from the previous kernel, so none before it has ended.
+  __device__ static void load_scales(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
+    int const first_k_tile = kConfig.split_k > 1 ? cta_rank * params.k_tiles : 0;
+    BlockScaleLoad<ConfigTag> const loader{
+        params.scale_a, params.scale_b, ring, params.epilogue.n, params.k_blocks, first_k_tile};
+    cudaGridDependencySynchronize();
+    Scheduler scheduler = make_scheduler(params);
+    State state;
+    for (Tile tile = scheduler.next(); tile.group >= 0; tile = scheduler.next()) {
+      for (int k_tile = 0; k_tile < params.k_tiles; ++k_tile) {
+        ring.empty[state.stage].wait(state.phase ^ 1);
+        loader.load(state.stage, {tile, k_tile});
+        state.advance();
+      }
+    }
+    ring.empty[state.stage].wait(state.phase ^ 1);
+    ring.full[state.stage].arrive();
+  }
+
+  __device__ static Scheduler make_scheduler(KernelParams const& params) {
+    return Scheduler(params.offs,
+                     params.num_groups,
+                     params.num_rows,
+                     params.weight_steps,
+                     blockIdx.x / kConfig.cluster(),
+                     gridDim.x / kConfig.cluster());
+  }
+
   __device__ static void multiply(KernelParams const& params, SharedStorage& storage, int cta_rank) {
     int const warp_group = threadIdx.x / 128 - 1;
     int const mma_thread = static_cast<int>(threadIdx.x) - 128;
@@ -187,18 +218,27 @@ struct Kernel {
       if (tile.group < 0) {
         break;
       }
-      // Read here and not above: a previous kernel may have written the scales. Used after the main loop.
-      float const scale_a = params.scale_a == nullptr ? 1.f : *params.scale_a;
-      float const scale_b =
-          params.scale_b == nullptr ? 1.f : params.scale_b[tile.group * params.scale_b_stride];
+      int const weight_tile = tile.weight_step * kConfig.multicast + multicast_rank;
+      int const weight_begin = weight_tile * kConfig.tile_weights;
+      int const thread = mma_thread % 128;
       Accumulators<ConfigTag> acc;
-      multiply_tile(storage.ring, state, tile, params.k_tiles, warp_group, acc);
-      bool store = true;
-      if constexpr (kConfig.split_k > 1) {
-        store = split.reduce(acc, (T::kSwapped ? tile.token_width : T::kMaxTileN) / 2);
-      }
-      if (store) {
-        epilogue.store(acc, tile, tile.weight_step * kConfig.multicast + multicast_rank, scale_a * scale_b);
+      if constexpr (T::kBlockScaled) {
+        BlockScaledPromotion<ConfigTag> const promotion(
+            storage.ring, params.scale_b, weight_begin, params.epilogue.n, warp_group, thread);
+        multiply_tile(storage.ring, state, tile, params.k_tiles, warp_group, acc, promotion);
+        if (reduce(split, acc, tile)) {
+          epilogue.store(acc, tile, weight_tile, 1.f);
+        }
+      } else {
+        OutputScales<ConfigTag> const scales(
+            params.scale_a, params.scale_b, tile, weight_begin, params.epilogue.n, warp_group, thread);
+        multiply_tile(storage.ring, state, tile, params.k_tiles, warp_group, acc, UnscaledPromotion{});
+        if (reduce(split, acc, tile)) {
+          if (scales.vary) {
+            epilogue.apply(scales, acc);
+          }
+          epilogue.store(acc, tile, weight_tile, scales.common);
+        }
       }
     }
     epilogue.finish();
@@ -216,32 +256,46 @@ struct Kernel {
     }
   }
 
+  /// Leaves the sum over all of K in `acc` of the CTA that is to store it; true there.
+  __device__ static bool reduce([[maybe_unused]] Split& split,
+                                Accumulators<ConfigTag>& acc,
+                                Tile const& tile) {
+    if constexpr (kConfig.split_k == 1) {
+      return true;
+    } else {
+      return split.reduce(acc, (T::kSwapped ? tile.token_width : T::kMaxTileN) / 2);
+    }
+  }
+
   /// Runs the main loop compiled for the tile's N extent.
+  template <class Promotion>
   __device__ static void multiply_tile(Ring<ConfigTag>& ring,
                                        State& state,
                                        Tile const& tile,
                                        int k_tiles,
                                        int warp_group,
-                                       Accumulators<ConfigTag>& acc) {
+                                       Accumulators<ConfigTag>& acc,
+                                       Promotion const& promotion) {
     if constexpr (T::kSwapped) {
       [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-        (multiply_width<token_width(kIndex)>(ring, state, tile, k_tiles, warp_group, acc), ...);
+        (multiply_width<token_width(kIndex)>(ring, state, tile, k_tiles, warp_group, acc, promotion), ...);
       }(std::make_index_sequence<kNumTokenWidths>{});
     } else {
-      MainloopMma<ConfigTag, kConfig.tile_weights>{ring, warp_group}.run(state, k_tiles, acc);
+      MainloopMma<ConfigTag, kConfig.tile_weights>{ring, warp_group}.run(state, k_tiles, acc, promotion);
     }
   }
 
-  template <int kWidth>
+  template <int kWidth, class Promotion>
   __device__ static void multiply_width(Ring<ConfigTag>& ring,
                                         State& state,
                                         Tile const& tile,
                                         int k_tiles,
                                         int warp_group,
-                                        Accumulators<ConfigTag>& acc) {
+                                        Accumulators<ConfigTag>& acc,
+                                        Promotion const& promotion) {
     if constexpr (has_token_width(kConfig, kWidth)) {
       if (tile.token_width == kWidth) {
-        MainloopMma<ConfigTag, kWidth>{ring, warp_group}.run(state, k_tiles, acc);
+        MainloopMma<ConfigTag, kWidth>{ring, warp_group}.run(state, k_tiles, acc, promotion);
       }
     }
   }

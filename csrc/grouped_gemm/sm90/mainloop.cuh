@@ -122,9 +122,13 @@ struct MainloopMma {
   int warp_group;
 
   /// Consumes `k_tiles` stages starting at `state` and leaves the sums in the first kTileN columns of `acc`.
-  __device__ void run(State& state, int k_tiles, Accumulators<ConfigTag>& acc) const {
-    if constexpr (T::kConfig.accumulate == Accumulate::Promoted) {
-      run_promoted(state, k_tiles, acc);
+  template <class Promotion>
+  __device__ void run(State& state,
+                      int k_tiles,
+                      Accumulators<ConfigTag>& acc,
+                      Promotion const& promotion) const {
+    if constexpr (T::kPromoted) {
+      run_promoted(state, k_tiles, acc, promotion);
     } else {
       run_direct(state, k_tiles, acc);
     }
@@ -159,7 +163,11 @@ struct MainloopMma {
     ring.release(previous_stage);
   }
 
-  __device__ void run_promoted(State& state, int k_tiles, Accumulators<ConfigTag>& acc) const {
+  template <class Promotion>
+  __device__ void run_promoted(State& state,
+                               int k_tiles,
+                               Accumulators<ConfigTag>& acc,
+                               Promotion const& promotion) const {
     clear(acc);
     float partial[kValues];
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
@@ -176,12 +184,19 @@ struct MainloopMma {
             cute::warpgroup_commit_batch();
             cute::warpgroup_wait<0>();
             fence(partial);
-            if (atom == T::kAtomsK - 1 && block_m == T::kBlocksM - 1 && block_n == kBlocksN - 1) {
+            bool const last = atom == T::kAtomsK - 1 && block_m == T::kBlocksM - 1 && block_n == kBlocksN - 1;
+            if (last && !Promotion::kReadsStage) {
               ring.release(state.stage);
             }
-#pragma unroll
-            for (int i = 0; i < kValues; ++i) {
-              acc.value[block_m][block_n * kValues + i] += partial[i];
+            promotion.add(state.stage,
+                          atom,
+                          block_m,
+                          block_n * kInstructionN,
+                          partial,
+                          acc.value[block_m] + block_n * kValues);
+            if (last && Promotion::kReadsStage) {
+              __syncwarp();  // every lane has read its scales
+              ring.release(state.stage);
             }
           }
         }

@@ -27,7 +27,8 @@ struct StageInfo {
   int k_tile;
 };
 
-/// full[s]: 1 arrival (the CTA's own load warp) plus the bytes of both operands; waited on by the mma warps.
+/// full[s]: 1 arrival (the CTA's own load warp) plus the bytes of both operands, with block scales also one arrival
+/// per lane of the scale warp; waited on by the mma warps.
 /// empty[s]: one arrival per mma warp of every CTA that shares the token tile, because each of those
 /// writes this CTA's stage by multicast; waited on by the load warp.
 template <class ConfigTag>
@@ -37,17 +38,26 @@ struct Ring {
   static constexpr int kStages = kConfig.stages;
   static constexpr int kWeightsBytes = kConfig.tile_weights * kAtomBytes;  // of one atom of K
   static constexpr int kTokensBytes = kConfig.tile_tokens * kAtomBytes;
+  static constexpr int kFullArrivals = 1 + (T::kBlockScaled ? 32 : 0);
   static constexpr int kEmptyArrivals = T::kMmaThreads / 32 * kConfig.multicast;
 
   alignas(1024) unsigned char weights[kStages][T::kAtomsK][kWeightsBytes];  // (tile_weights, 128 B) swizzled
   alignas(1024) unsigned char tokens[kStages][T::kAtomsK][kTokensBytes];    // (token_width, 128 B) swizzled
   alignas(16) StageInfo info[kStages];
+  // Scale blocks along n that a tile may touch: those of an aligned tile, one more at either end and where the
+  // second segment begins.
+  static constexpr int kWeightBlocks = kConfig.tile_weights / kScaleBlock + 3;
+  struct NoScales {};
+  template <int kCount>
+  using Scales = std::conditional_t<T::kBlockScaled, float[kStages][T::kAtomsK][kCount], NoScales>;
+  alignas(8) [[no_unique_address]] Scales<kConfig.tile_tokens> token_scales;
+  [[no_unique_address]] Scales<kWeightBlocks> weight_scales;
   cutlass::arch::ClusterTransactionBarrier full[kStages];
   cutlass::arch::ClusterBarrier empty[kStages];
 
   __device__ void init() {
     for (int stage = 0; stage < kStages; ++stage) {
-      full[stage].init(1);
+      full[stage].init(kFullArrivals);
       empty[stage].init(kEmptyArrivals);
     }
   }

@@ -16,6 +16,9 @@ struct Traits {
   static constexpr bool kSwapped = kConfig.order == OperandOrder::SwapAB;
   using Element = std::conditional_t<kConfig.dtype == Dtype::BF16, cute::bfloat16_t, cute::float_e4m3_t>;
 
+  static constexpr bool kBlockScaled = kConfig.accumulate == Accumulate::Block;
+  static constexpr bool kPromoted = kBlockScaled || kConfig.accumulate == Accumulate::Promoted;
+
   static constexpr int kAtomK = kAtomBytes / static_cast<int>(sizeof(Element));  // elements
   static constexpr int kAtomsK = kConfig.tile_k_bytes / kAtomBytes;              // per stage
   static constexpr int kTileM = kSwapped ? kConfig.tile_weights : kConfig.tile_tokens;
@@ -31,14 +34,16 @@ struct Traits {
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kConfig.ctas_per_sm) / 8 * 8;
   static constexpr bool kTight =
       kConfig.mma_warp_groups == 3 || (kConfig.mma_warp_groups == 1 && kBlocksM * kMaxTileN >= 256);
-  static constexpr int kLoadRegisters = kTight && kConfig.multicast == 1 ? 32 : 40;
+  static constexpr int kLoadRegisters =
+      kBlockScaled ? (kConfig.ctas_per_sm == 1 ? 72 : 64) : (kTight && kConfig.multicast == 1 ? 32 : 40);
   static constexpr int kMmaRegistersFit =
       (kLaunchRegisters * kThreads - kLoadRegisters * 128) / kMmaThreads / 8 * 8;
   static constexpr int kMmaRegisters = kMmaRegistersFit < 240 ? kMmaRegistersFit : 240;
 
   // Promotion needs a second accumulator. Beside a 256-column main one only 128 columns fit.
-  static constexpr int kMaxInstructionN =
-      kConfig.accumulate != Accumulate::Promoted ? 256 : (kMaxTileN <= 192 ? 192 : 128);
+  static constexpr int kMaxInstructionN = !kPromoted                                       ? 256
+                                          : (kBlockScaled && !kSwapped) || kMaxTileN > 192 ? 128
+                                                                                           : 192;
 
   static_assert(kTileM % (kBlockM * kConfig.mma_warp_groups) == 0,
                 "each mma warp group takes whole 64-row blocks");
@@ -50,6 +55,7 @@ struct Traits {
                 "multicast slices are whole atoms");
   static_assert((kConfig.dtype == Dtype::BF16) == (kConfig.accumulate == Accumulate::FP32),
                 "BF16 accumulates in fp32; FP8 is promoted or fast");
+  static_assert(!kBlockScaled || kConfig.multicast == 1, "scales are loaded for one CTA");
 };
 
 }  // namespace moe_ext::grouped_gemm

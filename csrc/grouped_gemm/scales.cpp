@@ -1,0 +1,148 @@
+// Scale tensors to pointers and strides.
+#include "grouped_gemm/scales.hpp"
+
+#include "common/tensor_checks.hpp"
+
+namespace moe_ext::grouped_gemm {
+namespace {
+
+constexpr char const* kOp = "grouped_gemm";
+
+bool block_scaled(ScaleShape const& shape) {
+  return shape.kernel.accumulate == Accumulate::Block;
+}
+
+float const* check_scale(char const* argument, Tensor const& scale, ScaleShape const& shape) {
+  check_value(shape.kernel.dtype == Dtype::FP8,
+              kOp,
+              ": `",
+              argument,
+              "` must be absent for bfloat16 operands, got a tensor");
+  check_on_device(kOp, argument, scale, shape.device);
+  check_dtype(kOp, argument, scale, ScalarType::Float);
+  return static_cast<float const*>(scale.const_data_ptr());
+}
+
+std::int64_t ceil_div(std::int64_t dividend, std::int64_t divisor) {
+  return (dividend + divisor - 1) / divisor;
+}
+
+[[noreturn]] void fail_shape(char const* argument, Tensor const& scale, ScaleShape const& shape) {
+  std::string actual;
+  for (std::int64_t const size : scale.sizes()) {
+    actual += (actual.empty() ? "" : ", ") + std::to_string(size);
+  }
+  fail_value(kOp,
+             ": `",
+             argument,
+             "` must have a shape that kernel ",
+             std::string(shape.kernel.id),
+             " takes, got (",
+             actual,
+             ")");
+}
+
+/// Size of dimension `dim`, 1 past the last one.
+std::int64_t size_or_one(Tensor const& tensor, std::int64_t dim) {
+  return dim < tensor.dim() ? tensor.size(dim) : 1;
+}
+
+/// Stride of dimension `dim`, 0 where there is nothing to step to.
+std::int64_t step(Tensor const& tensor, std::int64_t dim) {
+  return size_or_one(tensor, dim) > 1 ? tensor.stride(dim) : 0;
+}
+
+}  // namespace
+
+TokenScales check_token_scales(std::optional<Tensor> const& scale, ScaleShape const& shape) {
+  if (!scale.has_value()) {
+    check_value(!block_scaled(shape), kOp, ": `scale_a` must be given with scales per block, got none");
+    return {};
+  }
+  TokenScales result{.data = check_scale("scale_a", *scale, shape), .row_stride = 0, .k_stride = 0};
+  std::int64_t const dims = scale->dim();
+  if (dims > 2) {
+    fail_shape("scale_a", *scale, shape);
+  }
+  if (dims == 0 || (dims == 1 && scale->size(0) == 1)) {
+    return result;
+  }
+  std::int64_t const columns = size_or_one(*scale, 1);
+  bool const blocks = block_scaled(shape) && columns == ceil_div(shape.k, kScaleBlock);
+  if (scale->size(0) != shape.num_rows || (columns != 1 && !blocks)) {
+    fail_shape("scale_a", *scale, shape);
+  }
+  // A stride of 0 would say "one for all rows": with one row any other does.
+  result.row_stride = shape.num_rows > 1 ? scale->stride(0) : 0;
+  result.k_stride = step(*scale, 1);
+  return result;
+}
+
+WeightScales check_weight_scales(std::optional<Tensor> const& scale, ScaleShape const& shape) {
+  bool const blocked = block_scaled(shape);
+  check_value(shape.n_segments == 1 || (blocked && shape.n_segments == 2 && shape.n % 2 == 0),
+              kOp,
+              ": `n_segments` must be 1, or 2 with scales per block and an even n, got ",
+              shape.n_segments);
+  check_value(shape.n_offset == 0 || (blocked && shape.n_offset > 0 && shape.n_offset < kScaleBlock),
+              kOp,
+              ": `scale_b_offset` must begin with 0, or 0 to 127 with scales per block, got ",
+              shape.n_offset);
+  std::int64_t const segment_n = shape.n / shape.n_segments;
+  std::int64_t const segment_blocks = ceil_div(segment_n + shape.n_offset, kScaleBlock);
+  WeightScales result{.data = nullptr,
+                      .group_stride = 0,
+                      .segment_stride = 0,
+                      .n_stride = 0,
+                      .k_stride = 0,
+                      .segment_n = static_cast<int>(segment_n),
+                      .segment_blocks = static_cast<int>(segment_blocks),
+                      .n_offset = static_cast<int>(shape.n_offset)};
+  if (!scale.has_value()) {
+    check_value(!blocked, kOp, ": `scale_b` must be given with scales per block, got none");
+    return result;
+  }
+  result.data = check_scale("scale_b", *scale, shape);
+  std::int64_t const dims = scale->dim();
+  if (dims == 0 || (dims == 1 && scale->size(0) == 1)) {
+    return result;
+  }
+  if (dims > 4 || scale->size(0) != shape.num_groups) {
+    fail_shape("scale_b", *scale, shape);
+  }
+  result.group_stride = step(*scale, 0);
+  std::int64_t const one = size_or_one(*scale, 1);
+  std::int64_t const two = size_or_one(*scale, 2);
+  std::int64_t const three = size_or_one(*scale, 3);
+  std::int64_t const k_blocks = ceil_div(shape.k, kScaleBlock);
+  if (!blocked) {
+    if ((one != 1 && one != shape.n) || two != 1 || three != 1) {
+      fail_shape("scale_b", *scale, shape);
+    }
+    result.n_stride = step(*scale, 1);
+    return result;
+  }
+  if (dims == 1 || (dims <= 3 && one == 1 && two == 1)) {
+    return result;  // one for each group
+  }
+  if (dims == 3 && one == shape.n_segments * segment_blocks && two == k_blocks) {
+    result.n_stride = step(*scale, 1);
+    result.segment_stride = segment_blocks * result.n_stride;
+    result.k_stride = step(*scale, 2);
+  } else if (dims == 4 && one == shape.n_segments && two == segment_blocks && three == k_blocks) {
+    result.segment_stride = step(*scale, 1);
+    result.n_stride = step(*scale, 2);
+    result.k_stride = step(*scale, 3);
+  } else {
+    fail_shape("scale_b", *scale, shape);
+  }
+  bool const aligned = shape.n_offset == 0 && (shape.n_segments == 1 || segment_n % kScaleBlock == 0);
+  check_value(
+      aligned || shape.kernel.order == OperandOrder::SwapAB,
+      kOp,
+      ": `config` must be a Swap-AB kernel where blocks of scale_b do not begin at multiples of 128, got ",
+      std::string(shape.kernel.id));
+  return result;
+}
+
+}  // namespace moe_ext::grouped_gemm

@@ -1,0 +1,144 @@
+// Scales that change along K, 1 x 128 for tokens and 128 x 128 for weights: through the ring, into promotion.
+#pragma once
+
+#include "grouped_gemm/params.hpp"
+#include "grouped_gemm/sm90/ring.cuh"
+
+namespace moe_ext::grouped_gemm {
+
+/// Index of the scale block along n that holds row `weight`, counted through both segments.
+__device__ inline int weight_block(WeightScales const& scales, int weight) {
+  int const segment = weight >= scales.segment_n ? 1 : 0;
+  return (weight - segment * scales.segment_n + scales.n_offset) / kScaleBlock +
+         segment * scales.segment_blocks;
+}
+
+/// Loads of one stage's scales, by all lanes of one warp, without waiting for them: 4-byte asynchronous copies,
+/// which take any stride, and then an arrival on the full barrier that counts once they have landed.
+template <class ConfigTag>
+struct BlockScaleLoad {
+  using T = Traits<ConfigTag>;
+
+  TokenScales const& tokens;
+  WeightScales const& weights;
+  Ring<ConfigTag>& ring;
+  int num_weights;
+  int k_blocks;
+  int first_k_tile;  // where this CTA's part of K begins
+
+  __device__ void load(int stage, StageInfo const& info) const {
+    Tile const& tile = info.tile;
+    int const lane = threadIdx.x % 32;
+    int const weight_begin = tile.weight_step * T::kConfig.tile_weights;
+    int const weight_end = min(weight_begin + T::kConfig.tile_weights, num_weights);
+    int const block = weight_block(weights, weight_begin) + lane;
+    bool const has_block = block <= weight_block(weights, weight_end - 1);
+    int const segment = block >= weights.segment_blocks ? 1 : 0;
+    float const* const weight_source = weights.data + tile.group * weights.group_stride +
+                                       segment * weights.segment_stride +
+                                       (block - segment * weights.segment_blocks) * weights.n_stride;
+#pragma unroll
+    for (int atom = 0; atom < T::kAtomsK; ++atom) {
+      int const k_block = (first_k_tile + info.k_tile) * T::kAtomsK + atom;
+      bool const in_k = k_block < k_blocks;  // a stage may reach past K, where operands are zeros
+      for (int i = lane; i < tile.token_width; i += 32) {
+        int const token = tile.token_begin + i;
+        copy(&ring.token_scales[stage][atom][i],
+             tokens.data + token * tokens.row_stride + k_block * tokens.k_stride,
+             in_k && token < tile.token_end);
+      }
+      if (lane < Ring<ConfigTag>::kWeightBlocks) {
+        copy(&ring.weight_scales[stage][atom][lane],
+             weight_source + k_block * weights.k_stride,
+             in_k && has_block);
+      }
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
+        cute::cast_smem_ptr_to_uint(&ring.full[stage])));
+  }
+
+ private:
+  /// Copies a float, or zero: then `source` is not read.
+  __device__ static void copy(float* target, float const* source, bool wanted) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(cute::cast_smem_ptr_to_uint(target)),
+                 "l"(source),
+                 "r"(wanted ? 4 : 0)
+                 : "memory");
+  }
+};
+
+/// Promotion of one thread's partial sums with the scales of a stage.
+template <class ConfigTag>
+struct BlockScaledPromotion {
+  using T = Traits<ConfigTag>;
+  static constexpr bool kReadsStage = true;
+
+  Ring<ConfigTag> const& ring;
+  int lane_row;               // of the thread within its warp group's 64-row block
+  int lane_column;            // of the thread's first value within 8 columns
+  int block[T::kBlocksM][2];  // swapped: of the thread's rows, within the tile's scale blocks
+
+  __device__ BlockScaledPromotion(Ring<ConfigTag> const& ring_,
+                                  WeightScales const& weights,
+                                  int weight_begin,
+                                  int num_weights,
+                                  int warp_group,
+                                  int thread)
+      : ring(ring_), lane_row(thread / 32 * 16 + thread % 32 / 4), lane_column(thread % 4 * 2) {
+    if constexpr (T::kSwapped) {
+#pragma unroll
+      for (int i = 0; i < T::kBlocksM * 2; ++i) {
+        int const row = (warp_group * T::kBlocksM + i / 2) * T::kBlockM + lane_row + i % 2 * 8;
+        int const weight = min(weight_begin + row, num_weights - 1);
+        block[i / 2][i % 2] = weight_block(weights, weight) - weight_block(weights, weight_begin);
+      }
+    } else {
+      lane_row += warp_group * T::kBlocksM * T::kBlockM;
+    }
+  }
+
+  /// Adds `partial`, the products over one atom of K of block `block_m` and the columns from `column` on.
+  template <int kValues>
+  __device__ void add(
+      int stage, int atom, int block_m, int column, float const (&partial)[kValues], float* sums) const {
+    float const* const token_scales = ring.token_scales[stage][atom];
+    float const* const weight_scales = ring.weight_scales[stage][atom];
+    if constexpr (T::kSwapped) {
+      float const w0 = weight_scales[block[block_m][0]];
+      float const w1 = weight_scales[block[block_m][1]];
+#pragma unroll
+      for (int j = 0; j < kValues / 4; ++j) {
+        float2 const t = *reinterpret_cast<float2 const*>(token_scales + column + 8 * j + lane_column);
+        sums[4 * j + 0] += partial[4 * j + 0] * (t.x * w0);
+        sums[4 * j + 1] += partial[4 * j + 1] * (t.y * w0);
+        sums[4 * j + 2] += partial[4 * j + 2] * (t.x * w1);
+        sums[4 * j + 3] += partial[4 * j + 3] * (t.y * w1);
+      }
+    } else {
+      // Plain kernels run only where scale blocks begin at multiples of 128 of the tile's columns.
+      float const w = weight_scales[column / kScaleBlock];
+      int const row = block_m * T::kBlockM + lane_row;
+      float const s0 = token_scales[row] * w;
+      float const s1 = token_scales[row + 8] * w;
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) {
+        sums[i] += partial[i] * (i % 4 < 2 ? s0 : s1);
+      }
+    }
+  }
+};
+
+/// Promotion without scales: they come after the main loop.
+struct UnscaledPromotion {
+  static constexpr bool kReadsStage = false;
+
+  template <int kValues>
+  __device__ void add(int, int, int, int, float const (&partial)[kValues], float* sums) const {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      sums[i] += partial[i];
+    }
+  }
+};
+
+}  // namespace moe_ext::grouped_gemm

@@ -1,0 +1,64 @@
+// Scales that do not change along K: read when a tile begins, multiplied in before its results are rounded.
+#pragma once
+
+#include "grouped_gemm/params.hpp"
+#include "grouped_gemm/sm90/traits.cuh"
+
+namespace moe_ext::grouped_gemm {
+
+/// The scales of one thread's part of a tile. One scale for the whole tile is `common`; if rows or channels have
+/// their own (`vary`), `m` are those of the thread's rows on WGMMA's M side, `n` the thread's share of the N side's.
+template <class ConfigTag>
+struct OutputScales {
+  using T = Traits<ConfigTag>;
+  static constexpr int kShare = (T::kMaxTileN + 127) / 128;  // columns n, n + 128 of the tile are thread n's
+
+  float common = 1.f;
+  bool vary = false;
+  float m[T::kBlocksM][2];
+  float n[kShare];
+
+  /// Called behind the tile's first full stage: a previous kernel may have written the scales.
+  __device__ OutputScales(TokenScales const& a,
+                          WeightScales const& b,
+                          Tile const& tile,
+                          int weight_begin,
+                          int num_weights,
+                          int warp_group,
+                          int thread) {
+    if constexpr (T::kConfig.dtype == Dtype::BF16) {
+      return;
+    }
+    auto const weight_scale = [&](int weight) {
+      return b.data == nullptr || weight >= num_weights
+                 ? 1.f
+                 : b.data[tile.group * b.group_stride + weight * b.n_stride];
+    };
+    auto const token_scale = [&](int token) {
+      return a.data == nullptr || token >= tile.token_end ? 1.f : a.data[token * a.row_stride];
+    };
+    vary = a.row_stride != 0 || b.n_stride != 0;
+    if (!vary) {
+      common = token_scale(tile.token_begin) * weight_scale(weight_begin);
+      return;
+    }
+    int const lane_row = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+      int const row_m = (warp_group * T::kBlocksM + block_m) * T::kBlockM + lane_row;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const row = row_m + 8 * half;
+        m[block_m][half] =
+            T::kSwapped ? weight_scale(weight_begin + row) : token_scale(tile.token_begin + row);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) {
+      int const column = thread + 128 * i;
+      n[i] = T::kSwapped ? token_scale(tile.token_begin + column) : weight_scale(weight_begin + column);
+    }
+  }
+};
+
+}  // namespace moe_ext::grouped_gemm
