@@ -53,7 +53,8 @@ class CellResult:
             f"{row.config} +{100 * (_time(row) / _time(best) - 1):.1f}%" for row in self.rows[1:3]
         ]
         return (
-            f"{best.dtype} {best.scale} {best.accumulate} {best.case} {best.stage} T={best.num_tokens}: "
+            f"{best.dtype} {best.scale} {best.accumulate} {best.case} {best.stage} "
+            f"T={best.num_tokens}: "
             f"{best.config} {best.median_us:.1f} us, {best.ratio_to_floor:.2f} x floor; "
             f"then {', '.join(others) or 'none'}; "
             f"dispatcher {self.dispatched} +{100 * self.regret:.1f}%"

@@ -26,6 +26,11 @@ def integers(*shape, device="cuda"):
     return torch.randint(-4, 5, shape, device=device)
 
 
+def powers(*shape):
+    """Scales that keep integers whole."""
+    return 2.0 ** torch.randint(0, 3, shape, device="cuda")
+
+
 def captured(function, warm_ups=2):
     """Run `function` on a side stream, then capture it into a graph."""
     stream = torch.cuda.Stream()
@@ -69,21 +74,33 @@ def test_a_pair_with_offsets_ready(config):
     middle = torch.zeros(48, 384, device="cuda")
     out = torch.zeros(48, 256, device="cuda")
     cast = torch.zeros(48, 384, device="cuda").to(dtype)
+    up_scales, down_scales, fresh = {}, {}, torch.ones(48, 3, device="cuda")
+    if kernel.accumulate == "block":
+        up_scales = {"scale_a": powers(48, 2), "scale_b": powers(4, 3, 2)}
+        down_scales = {"scale_a": powers(48, 3), "scale_b": powers(4, 2, 3)}
 
     def pair():
-        moe_ext.grouped_gemm_out(a, up, offs, out=middle, **options)
+        moe_ext.grouped_gemm_out(a, up, offs, out=middle, **up_scales, **options)
+        if down_scales:
+            down_scales["scale_a"].copy_(fresh)
         cast.copy_(middle.clamp(-4, 4))
-        moe_ext.grouped_gemm_out(cast, down, offs, out=out, offs_ready=True, **options)
+        moe_ext.grouped_gemm_out(
+            cast, down, offs, out=out, offs_ready=True, **down_scales, **options
+        )
 
     graph = captured(pair)
     for rows in ROUTINGS * 4:
         offs.copy_(offs_of(rows))
         a.copy_(integers(48, 256))
+        fresh.copy_(powers(48, 3))
         graph.replay()
         valid = sum(rows)
-        first = grouped_gemm_reference(a, up, offs, out_dtype=torch.float32)[:valid]
+        first = grouped_gemm_reference(a, up, offs, *up_scales.values(), out_dtype=torch.float32)[
+            :valid
+        ]
+        scales = (fresh[:valid], down_scales["scale_b"]) if down_scales else ()
         second = grouped_gemm_reference(
-            first.clamp(-4, 4), down.float(), offs, out_dtype=torch.float32
+            first.clamp(-4, 4), down.float(), offs, *scales, out_dtype=torch.float32
         )
         assert_same_bits(middle[:valid], first, offs)
         assert_same_bits(out[:valid], second, offs)

@@ -84,7 +84,8 @@ def _scale_of_rows(scale: Tensor | None, begin: int, end: int) -> Tensor:
         return torch.ones(1, 1)
     if scale.dim() == 0 or scale.shape == (1,):
         return scale.reshape(1, 1)
-    return scale[begin:end].reshape(end - begin, -1)
+    own = scale[begin:end]
+    return own[:, None] if own.dim() == 1 else own
 
 
 def _scale_of_weights(scale: Tensor | None, group: int) -> Tensor:
@@ -96,7 +97,7 @@ def _scale_of_weights(scale: Tensor | None, group: int) -> Tensor:
     own = scale[group]
     if own.dim() == 0:
         return own.reshape(1, 1)
-    return own.reshape(-1, own.shape[-1] if own.dim() > 1 else 1)
+    return own[:, None] if own.dim() == 1 else own.flatten(0, -2)
 
 
 def _along_k(scale: Tensor, like: Tensor) -> Tensor:

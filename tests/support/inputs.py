@@ -171,7 +171,7 @@ def integer_operands(
     if dtype == "fp8_block":
         each = -(-(case.n // case.n_segments + case.n_offset) // 128)
         blocks = (groups, each, -(-k // 128))
-        if case.n_segments > 1:
+        if case.n_segments > 1 or blocks[1:] == (1, 1):  # (groups, 1, 1) would be one per group
             blocks = (groups, case.n_segments, *blocks[1:])
         scale_a, scale_b = _powers((rows, blocks[-1]), generator), _powers(blocks, generator)
         return a, b, _column_major(scale_a.to(device)), scale_b.to(device)
@@ -206,7 +206,8 @@ def _quantize_weights(b: Tensor, case: Case) -> tuple[Tensor, Tensor]:
         q.append(quantised[:, case.n_offset :])
         scales.append(scale)
     if case.n_segments == 1:
-        return q[0].contiguous(), scales[0]
+        one_block = scales[0].shape[1:] == (1, 1)
+        return q[0].contiguous(), scales[0][:, None] if one_block else scales[0]
     joined = torch.cat([part.view(torch.uint8) for part in q], dim=1).view(FP8)
     return joined, torch.stack(scales, dim=1)
 
