@@ -67,8 +67,8 @@ def grouped_gemm_reference(
     for group, (begin, end) in enumerate(group_rows(offs, num_rows)):
         if begin < end:
             rows, weights = a[begin:end].float(), b[group].float()
-            of_rows = _scale_of_rows(scale_a, begin, end)
-            of_weights = _scale_of_weights(scale_b, group)
+            of_rows = _scale_of_rows(scale_a, begin, end, a.device)
+            of_weights = _scale_of_weights(scale_b, group, a.device)
             if blocks:
                 rows = rows * _along_k(of_rows, rows)
                 weights = weights * _along_k(_along_n(of_weights, n, n_segments, n_offset), weights)
@@ -78,20 +78,20 @@ def grouped_gemm_reference(
     return out
 
 
-def _scale_of_rows(scale: Tensor | None, begin: int, end: int) -> Tensor:
+def _scale_of_rows(scale: Tensor | None, begin: int, end: int, device: torch.device) -> Tensor:
     """Return the scales of some rows of `a`: (1 or rows, 1 or blocks of k)."""
     if scale is None:
-        return torch.ones(1, 1)
+        return torch.ones(1, 1, device=device)
     if scale.dim() == 0 or scale.shape == (1,):
         return scale.reshape(1, 1)
     own = scale[begin:end]
     return own[:, None] if own.dim() == 1 else own
 
 
-def _scale_of_weights(scale: Tensor | None, group: int) -> Tensor:
+def _scale_of_weights(scale: Tensor | None, group: int, device: torch.device) -> Tensor:
     """Return the scales of a matrix: (1, channels or blocks of n; 1 or blocks of k)."""
     if scale is None:
-        return torch.ones(1, 1)
+        return torch.ones(1, 1, device=device)
     if scale.dim() == 0 or scale.shape == (1,):
         return scale.reshape(1, 1)
     own = scale[group]

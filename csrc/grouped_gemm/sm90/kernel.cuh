@@ -237,7 +237,7 @@ struct Kernel {
           if (scales.vary) {
             epilogue.apply(scales, acc);
           }
-          epilogue.store(acc, tile, weight_tile, scales.common);
+          epilogue.store(acc, tile, weight_tile, scales.tokens * scales.weights);
         }
       }
     }

@@ -6,14 +6,18 @@
 
 namespace moe_ext::grouped_gemm {
 
-/// The scales of one thread's part of a tile. One scale for the whole tile is `common`; if rows or channels have
-/// their own (`vary`), `m` are those of the thread's rows on WGMMA's M side, `n` the thread's share of the N side's.
+/// The scales of one thread's part of a tile. The tokens' and the weights' are one each for the whole tile, or rows
+/// or channels have their own (`vary`): then `m` are those of the thread's rows on WGMMA's M side, `n` the thread's
+/// share of the N side's.
+///
+/// They are only loaded here, and multiplied after the main loop: a product now would wait for memory in every tile.
 template <class ConfigTag>
 struct OutputScales {
   using T = Traits<ConfigTag>;
   static constexpr int kShare = (T::kMaxTileN + 127) / 128;  // columns n, n + 128 of the tile are thread n's
 
-  float common = 1.f;
+  float tokens = 1.f;
+  float weights = 1.f;
   bool vary = false;
   float m[T::kBlocksM][2];
   float n[kShare];
@@ -37,12 +41,15 @@ struct OutputScales {
     auto const token_scale = [&](int token) {
       return a.data == nullptr || token >= tile.token_end ? 1.f : a.data[token * a.row_stride];
     };
+    int const lane_row = thread / 32 * 16 + thread % 32 / 4;
     vary = a.row_stride != 0 || b.n_stride != 0;
     if (!vary) {
-      common = token_scale(tile.token_begin) * weight_scale(weight_begin);
+      // All lanes read the same (both strides are 0), through addresses that look different: the compiler would
+      // wait for a value it knows to be the same, in order to move it to a uniform register.
+      tokens = a.data == nullptr ? 1.f : a.data[lane_row * a.row_stride];
+      weights = b.data == nullptr ? 1.f : b.data[tile.group * b.group_stride + lane_row * b.n_stride];
       return;
     }
-    int const lane_row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
       int const row_m = (warp_group * T::kBlocksM + block_m) * T::kBlockM + lane_row;
