@@ -89,3 +89,35 @@ def test_numbers_out_of_range_are_named(wrong):
     problem = {"num_rows": 64, "num_groups": 8, "n": 256, "k": 256} | wrong
     with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be a whole number from"):
         moe_ext.explain(dtype="bf16", **problem)
+
+
+@pytest.mark.parametrize(("n_segments", "orders"), [(1, {"Plain"}), (2, {"SwapAB"})])
+def test_scales_per_block_have_kernels_of_their_own(n_segments, orders):
+    explanation = moe_ext.explain(
+        dtype="fp8",
+        num_rows=65536,
+        num_groups=128,
+        n=352 * 4,
+        k=2048,
+        block_scales=True,
+        n_segments=n_segments,
+    )
+    config = moe_ext.kernels()[explanation.config_index]
+    assert (explanation.accumulate, config.accumulate) == ("block", "block")
+    assert config.order in orders
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "bf16", "block_scales": True}, "`block_scales` must be False"),
+        ({"accumulate": "fast", "block_scales": True}, "`block_scales` must be False"),
+        ({"n_segments": 3}, "`n_segments` must be 1 or 2, got 3"),
+        ({"k": 40}, "`k` must be a multiple of 16 .* got k = 40"),
+        ({"n": 7}, "got k = 64, n = 7"),
+    ],
+)
+def test_what_the_op_would_refuse_is_not_explained(changes, message):
+    arguments = {"dtype": "fp8", "num_rows": 4, "num_groups": 2, "n": 64, "k": 64} | changes
+    with pytest.raises(ValueError, match=message):
+        moe_ext.explain(**arguments)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import moe_ext
 import pytest
 import torch
-from moe_ext.reference import grouped_gemm_reference, quantize_fp8_per_tensor
+from moe_ext.reference import (
+    grouped_gemm_reference,
+    quantize_fp8_per_block,
+    quantize_fp8_per_tensor,
+)
 from support.inputs import CASES, MANY_GROUPS, build_problem, offs_of, poisoned_out
 from support.tolerance import assert_close_to_reference, assert_same_bits, assert_untouched
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies  # noqa: E402
+
+
+def quantize_rows(x):
+    return quantize_fp8_per_block(x, (1, 128))
 
 
 def plain_loop(a, b, offs, scale_a=None, scale_b=None):
@@ -139,3 +147,44 @@ def test_an_empty_tensor_quantises():
     q, scale = moe_ext.reference.quantize_fp8_per_tensor(torch.empty(0, 16))
     assert q.shape == (0, 16)
     assert scale.item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "n_segments", "n_offset", "blocks"),
+    [
+        (64, 64, 1, 64, (1, 1)),  # one block, whose shape alone would say "one per group"
+        (64, 64, 2, 0, (2, 1, 1)),
+        (256, 128, 2, 8, (2, 2, 1)),
+        (512, 256, 2, 8, (2, 3, 2)),
+        (4, 64, 2, 127, (4, 1)),  # two segments of two blocks: the shape of one per channel
+    ],
+)
+def test_blocks_that_their_shape_does_not_give_away(n, k, n_segments, n_offset, blocks):
+    a, b = torch.ones(5, k).to(torch.float8_e4m3fn), torch.ones(2, n, k).to(torch.float8_e4m3fn)
+    scale_b = torch.arange(1.0, 1 + 2 * torch.Size(blocks).numel()).reshape(2, *blocks)
+    out = moe_ext.grouped_gemm(
+        a,
+        b,
+        offs_of((2, 3)),
+        scale_b=scale_b,
+        n_segments=n_segments,
+        scale_b_offset=(n_offset, 0),
+        out_dtype=torch.float32,
+    )
+    flat = scale_b.reshape(2, n_segments, -1, scale_b.shape[-1])
+    each = n // n_segments
+    for row, group in ((0, 0), (1, 0), (2, 1), (4, 1)):
+        for column in range(0, n, max(1, n // 16)):
+            block = (column % each + n_offset) // 128
+            of_k = flat[group, column // each, block]
+            wanted = sum(float(of_k[i // 128]) for i in range(k))
+            assert out[row, column] == wanted
+
+
+@pytest.mark.parametrize("quantise", [quantize_fp8_per_tensor, quantize_rows])
+def test_the_smallest_values_quantise_to_finite_scales(quantise):
+    for x in (torch.full((1, 16), 1e-44), torch.full((1, 16), 1e-37), torch.zeros(1, 16)):
+        q, scale = quantise(x)
+        assert torch.isfinite(q.float()).all()
+        assert (scale > 0).all()
+        assert torch.allclose(q.float() * scale, x, rtol=2**-4, atol=1e-43)

@@ -133,11 +133,11 @@ BF16_ERRORS = {
     "bias": (changed("bias", ones(GROUPS, N)), "`bias` must be None (a bias is not supported yet)"),
     "n_segments": (
         changed("n_segments", value(2)),
-        "`n_segments` must be 1 without scales per block, got 2",
+        "`n_segments` must be 1 where `scale_b` is not per block, got 2",
     ),
     "scale_b_offset": (
         changed("scale_b_offset", value([64, 0])),
-        "`scale_b_offset` must be (0, 0) without scales per block, got (64, 0)",
+        "`scale_b_offset` must be (0, 0) where `scale_b` is not per block, got (64, 0)",
     ),
     "unknown_config": (
         changed("config", value("no_such_kernel")),
@@ -170,7 +170,8 @@ FP8_ERRORS = {
     "scale_b_shape": (
         changed("scale_b", ones(GROUPS + 1)),
         "`scale_b` must have shape (), (1,), (num_groups,) = (3,), (num_groups, n) = (3, 16), "
-        "(3, 16, 1), blocks of 128 x 128 (3, 1, 1) or, by segment, (3, 1, 1, 1), got (4,)",
+        "(3, 16, 1), or blocks of 128 x 128, with n_segments=1 and scale_b_offset=(0, 0) (3, 1, 1) "
+        "or (3, 1, 1, 1), got (4,)",
     ),
     "scale_b_too_many_blocks": (changed("scale_b", ones(GROUPS, 1, 2)), "got (3, 1, 2)"),
     "scale_b_channel_and_a_block": (

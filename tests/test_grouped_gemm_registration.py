@@ -212,11 +212,48 @@ def test_a_refused_call_leaves_the_version_of_out():
     assert out._version == version
 
 
-def test_fakes_check_what_fixes_the_result():
-    a, b = torch.empty(3, 16, device="meta").bfloat16(), torch.empty(1, 8, 32, device="meta")
-    offs = torch.empty(1, dtype=torch.int32, device="meta")
-    with pytest.raises(RuntimeError, match="`b` must have k = 16"):
-        moe_ext.grouped_gemm(a, b.bfloat16(), offs)
-    out = torch.empty(3, 9, device="meta").bfloat16()
-    with pytest.raises(RuntimeError, match="`out` must have shape"):
-        moe_ext.grouped_gemm_out(a, b[..., :16].bfloat16(), offs, out=out)
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"b": torch.empty(2, 8, 32).bfloat16()}, "16. to match `a`"),
+        ({"a": torch.empty(3, 16)}, "`a` must be bfloat16 or float8_e4m3fn"),
+        ({"offs": torch.empty(2)}, "`offs` must be int32"),
+        ({"offs": torch.empty(3, dtype=torch.int32)}, "`offs` must have shape"),
+        ({"b": torch.empty(2, 9, 16).bfloat16()}, "n a multiple of 8"),
+        ({"bias": torch.empty(2, 8)}, "`bias` must be None"),
+        ({"scale_a": torch.empty(())}, "`scale_a` must be None"),
+        ({"out": torch.empty(3, 9).bfloat16()}, "`out` must have shape"),
+        ({"out": torch.empty(8, 3).bfloat16().T}, "`out` must have a contiguous last"),
+        ({"out": torch.empty(3, 8).half()}, "grouped_gemm_out: `out` must be bfloat16 or float32"),
+    ],
+)
+def test_fakes_are_checked_as_real_tensors_are(changes, message):
+    arguments = {
+        "a": torch.empty(3, 16).bfloat16(),
+        "b": torch.empty(2, 8, 16).bfloat16(),
+        "offs": torch.empty(2, dtype=torch.int32),
+    } | changes
+    arguments = {name: tensor.to("meta") for name, tensor in arguments.items()}
+    op = moe_ext.grouped_gemm_out if "out" in arguments else moe_ext.grouped_gemm
+    with pytest.raises(ValueError, match=message):
+        op(**arguments)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "offs", "scale_a", "scale_b", "out"])
+def test_a_meta_tensor_among_real_ones_is_refused(name):
+    arguments = {
+        "a": torch.ones(3, 16).to(FP8),
+        "b": torch.ones(2, 8, 16).to(FP8),
+        "offs": torch.tensor([1, 3], dtype=torch.int32),
+        "scale_a": torch.ones(()),
+        "scale_b": torch.ones(2),
+    }
+    op = moe_ext.grouped_gemm
+    if name == "out":
+        op, arguments["out"] = moe_ext.grouped_gemm_out, torch.ones(3, 8).bfloat16()
+    arguments[name] = arguments[name].to("meta")
+    with pytest.raises(ValueError, match="where `a` is, got"):
+        op(**arguments)

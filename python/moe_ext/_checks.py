@@ -35,8 +35,12 @@ def check_grouped_gemm(
     out_dtype: torch.dtype | None,
     accumulate: str,
     config: str | None,
+    *,
+    has_memory: bool = True,
 ) -> tuple[int, int, int, int, int, str, str, torch.dtype, int | None]:
     """Raise a ValueError for the first argument that breaks the contract.
+
+    `has_memory` is False for meta and fake tensors, whose addresses cannot be checked.
 
     Returns:
         num_rows, num_groups, n, k, the device's index (-1: CPU), the operands' dtype and the way
@@ -66,10 +70,10 @@ def check_grouped_gemm(
     elif out_dtype is not _BF16 and out_dtype is not _FP32:
         raise ValueError(f"{op}: `out_dtype` must be bfloat16 or float32, got {_dtype(out_dtype)}")
 
-    device_index = a.get_device()
-    if b.get_device() != device_index:
+    device = a.device
+    if b.device != device:
         raise ValueError(_device_message(op, "b", b, a))
-    if offs.get_device() != device_index:
+    if offs.device != device:
         raise ValueError(_device_message(op, "offs", offs, a))
 
     a_shape, b_shape = a.shape, b.shape
@@ -115,13 +119,13 @@ def check_grouped_gemm(
         raise ValueError(_stride_message(op, "b", b, k, item_bytes))
     if num_groups > 1 and offs.stride() != (1,):
         raise ValueError(f"{op}: `offs` must be contiguous, got stride {offs.stride()[0]}")
-    if (a.data_ptr() | b.data_ptr()) % _ALIGNMENT_BYTES:
+    if has_memory and (a.data_ptr() | b.data_ptr()) % _ALIGNMENT_BYTES:
         argument, tensor = ("a", a) if a.data_ptr() % _ALIGNMENT_BYTES else ("b", b)
         raise ValueError(_pointer_message(op, argument, tensor))
 
     for argument, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale is not None and (
-            name == "bf16" or scale.dtype is not _FP32 or scale.get_device() != device_index
+            name == "bf16" or scale.dtype is not _FP32 or scale.device != device
         ):
             raise ValueError(_scale_message(op, argument, scale, a))
     sums = check_scale_layouts(
@@ -139,7 +143,7 @@ def check_grouped_gemm(
             f"{tuple(bias.shape)}"
         )
     index = None if config is None else config_index(op, config, name, sums)
-    return num_rows, num_groups, n, k, device_index, name, sums, out_dtype, index
+    return num_rows, num_groups, n, k, a.get_device(), name, sums, out_dtype, index
 
 
 def check_out_dtype(op: str, out: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
@@ -155,9 +159,11 @@ def check_out_dtype(op: str, out: Tensor, out_dtype: torch.dtype | None) -> torc
     return dtype
 
 
-def check_out(op: str, out: Tensor, a: Tensor, num_rows: int, n: int) -> None:
+def check_out(
+    op: str, out: Tensor, a: Tensor, num_rows: int, n: int, *, has_memory: bool = True
+) -> None:
     """Raise a ValueError unless `out` can hold the result of a checked problem."""
-    if out.get_device() != a.get_device():
+    if out.device != a.device:
         raise ValueError(_device_message(op, "out", out, a))
     if out.shape != (num_rows, n):
         raise ValueError(
@@ -167,7 +173,7 @@ def check_out(op: str, out: Tensor, a: Tensor, num_rows: int, n: int) -> None:
     item_bytes = out.itemsize
     if (inner != 1 and n > 1) or (num_rows > 1 and _bad_stride(row_stride, n, item_bytes)):
         raise ValueError(_stride_message(op, "out", out, n, item_bytes))
-    if out.data_ptr() % _ALIGNMENT_BYTES:
+    if has_memory and out.data_ptr() % _ALIGNMENT_BYTES:
         raise ValueError(_pointer_message(op, "out", out))
 
 

@@ -110,7 +110,8 @@ def config_index(op: str, config_id: str, dtype: str, accumulate: str) -> int:
     matching = {config.id: config.index for config in matching_configs(dtype, accumulate)}
     if config_id not in matching:
         known = any(config.id == config_id for config in all_configs())
-        what = f"{config_id!r}, which is compiled for other operands" if known else repr(config_id)
+        other = f"{config_id!r}, which is compiled for other operands or scale layouts"
+        what = other if known else repr(config_id)
         raise ValueError(
             f"{op}: `config` must be one of {', '.join(matching)} for {dtype} operands with "
             f"{_described(accumulate)}, got {what}"

@@ -10,6 +10,7 @@ import torch
 from moe_ext._checks import MAX_GROUPS
 from moe_ext._configs import planner
 from moe_ext._dispatch import ITEM_BYTES, Problem, choose, floor_us, predict_us
+from moe_ext._scales import block_kind
 
 # The device counts rows, columns and tiles in 32 bits, with room for one tile past the end.
 _MOST = 2**31 - 1024
@@ -22,7 +23,7 @@ class Explanation:
 
     Attributes:
         dtype: "bf16" or "fp8" operands.
-        accumulate: "fp32" (bf16), "promoted" or "fast" (fp8).
+        accumulate: "fp32" (bf16), "promoted", "fast" or, with scales per block, "block" (fp8).
         num_rows: rows of `a`.
         num_groups: matrices in `b`.
         n: columns of the result.
@@ -106,6 +107,8 @@ def explain(
     n: int,
     k: int,
     accumulate: str = "promoted",
+    block_scales: bool = False,
+    n_segments: int = 1,
     offs: Sequence[int] | None = None,
     sm_count: int = 132,
 ) -> Explanation:
@@ -118,6 +121,8 @@ def explain(
         n: columns of the result.
         k: summed dimension.
         accumulate: "promoted" or "fast"; bf16 always accumulates in fp32.
+        block_scales: fp8 with a scale per 128 of k, which kernels of their own take.
+        n_segments: 2 where gate and up have block grids of their own.
         offs: end row of each group, host numbers. None spreads the rows evenly. They change the
             tiles and times that are told, not the choice: the dispatcher never sees them.
         sm_count: streaming multiprocessors of the GPU.
@@ -147,6 +152,13 @@ def explain(
             f'"{accumulate}" '
             f"for {name}"
         )
+    if block_scales and (name == "bf16" or accumulate != "promoted"):
+        raise ValueError(
+            f'explain: `block_scales` must be False for bf16 operands or accumulate="fast", got '
+            f"True for {name} operands and accumulate={accumulate!r}"
+        )
+    if n_segments not in (1, 2):
+        raise ValueError(f"explain: `n_segments` must be 1 or 2, got {n_segments}")
     for argument, value, least, most in (
         ("num_rows", num_rows, 0, _MOST),
         ("num_groups", num_groups, 1, MAX_GROUPS),
@@ -168,9 +180,14 @@ def explain(
             f"{ends}"
         )
 
+    if k * ITEM_BYTES[name] % 16 or n % 4:
+        raise ValueError(
+            f"explain: `k` must be a multiple of {16 // ITEM_BYTES[name]} and `n` of 8, or of 4 "
+            f"for float32 results, got k = {k}, n = {n}"
+        )
     decision = choose(
         dtype=name,
-        accumulate=accumulate,
+        accumulate=block_kind(n, n_segments, 0) if block_scales else accumulate,
         num_rows=num_rows,
         num_groups=num_groups,
         n=n,

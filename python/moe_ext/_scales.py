@@ -24,8 +24,15 @@ def _ceil_div(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
-def has_blocks(scale_a: Tensor | None, scale_b: Tensor | None, n: int) -> bool:
-    """Whether one of the scales changes along k; shapes that fit no layout may give either."""
+def has_blocks(
+    scale_a: Tensor | None, scale_b: Tensor | None, n: int, n_segments: int = 1, n_offset: int = 0
+) -> bool:
+    """Whether scales are per block: by their shapes, or because something is said of their grid.
+
+    Shapes that fit no layout may give either.
+    """
+    if n_segments != 1 or n_offset != 0:
+        return True
     if scale_a is not None and scale_a.dim() == 2 and scale_a.shape[1] != 1:
         return True
     if scale_b is None or scale_b.dim() < 3:
@@ -73,12 +80,12 @@ def check_scale_layouts(
         raise ValueError(
             f"{op}: `n_segments` must be 1, or 2 with an even n, got {n_segments} with n {sizes.n}"
         )
-    blocks = has_blocks(scale_a, scale_b, sizes.n)
-    if (offset[0] or n_segments != 1) and not blocks:
+    blocks = has_blocks(scale_a, scale_b, sizes.n, n_segments, offset[0])
+    if (offset[0] or n_segments != 1) and (scale_b is None or scale_b.dim() < 3):
         argument, value = ("scale_b_offset", offset) if offset[0] else ("n_segments", n_segments)
         default = (0, 0) if offset[0] else 1
         raise ValueError(
-            f"{op}: `{argument}` must be {default} without scales per block, got {value}"
+            f"{op}: `{argument}` must be {default} where `scale_b` is not per block, got {value}"
         )
     if scale_a is not None:
         _check_scale_a(op, scale_a, sizes)
@@ -112,7 +119,9 @@ def _check_scale_b(
     by_group = ((), (1,), (groups,), (groups, 1), (groups, 1, 1))
     by_channel = ((groups, n), (groups, n, 1))
     by_block = ((groups, n_segments * each, along_k), (groups, n_segments, each, along_k))
-    if shape in by_group or (shape in by_block and blocks):
+    if shape in by_block and blocks:
+        return
+    if shape in by_group and n_segments == 1 and n_offset == 0:
         return
     if shape in by_channel:
         if blocks:
@@ -123,6 +132,7 @@ def _check_scale_b(
         return
     raise ValueError(
         f"{op}: `scale_b` must have shape (), (1,), (num_groups,) = ({groups},), (num_groups, n) "
-        f"= ({groups}, {n}), ({groups}, {n}, 1), blocks of 128 x 128 {by_block[0]} or, by "
-        f"segment, {by_block[1]}, got {shape}"
+        f"= ({groups}, {n}), ({groups}, {n}, 1), or blocks of 128 x 128, with n_segments="
+        f"{n_segments} and scale_b_offset=({n_offset}, 0) {by_block[0]} or {by_block[1]}, got "
+        f"{shape}"
     )

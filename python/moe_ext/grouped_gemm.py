@@ -224,7 +224,7 @@ def _launch(
         if num_rows == 0 or n == 0 or num_groups == 0 or b_k != k:
             return None
         kernels = device_kernels(a.get_device())
-        if has_blocks(scale_a, scale_b, n):
+        if has_blocks(scale_a, scale_b, n, n_segments, n_offset):
             if accumulate != "promoted":
                 return None
             accumulate = block_kind(n, n_segments, n_offset)
@@ -320,6 +320,8 @@ def _grouped_gemm(a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Tensor:
 
 
 def _grouped_gemm_out(a: Tensor, b: Tensor, offs: Tensor, *, out: Tensor, **options: Any) -> None:
+    if out is None:
+        raise ValueError("grouped_gemm_out: `out` must be a tensor, got None")
     _run("grouped_gemm_out", out, a, b, offs, **options)
 
 
@@ -329,43 +331,45 @@ def _warn_of_cpu() -> None:
         warnings.warn(
             "moe_ext: no CUDA device here, so its ops run the float32 reference on the CPU: "
             "right, but slow",
-            stacklevel=6,
+            stacklevel=7,
         )
 
 
-def _grouped_gemm_fake(
-    a: Tensor, b: Tensor, offs: Tensor, *, out_dtype: torch.dtype | None = None, **options: Any
-) -> Tensor:
-    torch._check(
-        a.dim() == 2, lambda: f"grouped_gemm: `a` must have shape (num_rows, k), got {a.shape}"
+def _check_fake(
+    op: str, out: Tensor | None, a: Tensor, b: Tensor, offs: Tensor, /, **given: Any
+) -> tuple[tuple[int, int], torch.dtype]:
+    """Check fake tensors as real ones but for their addresses; return the result's form."""
+    defaults = {
+        "scale_a": None,
+        "scale_b": None,
+        "scale_b_offset": (0, 0),
+        "n_segments": 1,
+        "bias": None,
+        "out_dtype": None,
+        "accumulate": "promoted",
+        "config": None,
+    }
+    options = defaults | given
+    options.pop("offs_ready", None)
+    if out is not None:
+        options["out_dtype"] = check_out_dtype(op, out, options["out_dtype"])
+    num_rows, _, n, *_, result_dtype, _ = check_grouped_gemm(
+        op, a, b, offs, *options.values(), has_memory=False
     )
-    torch._check(
-        b.dim() == 3, lambda: f"grouped_gemm: `b` must have shape (num_groups, n, k), got {b.shape}"
-    )
-    torch._check(
-        a.shape[1] == b.shape[2],
-        lambda: f"grouped_gemm: `b` must have k = {a.shape[1]} to match `a`, got {b.shape}",
-    )
-    torch._check(
-        a.dtype == b.dtype,
-        lambda: f"grouped_gemm: `b` must be {a.dtype} to match `a`, got {b.dtype}",
-    )
-    torch._check(
-        out_dtype is None or out_dtype in _RESULTS,
-        lambda: f"grouped_gemm: `out_dtype` must be bfloat16 or float32, got {out_dtype}",
-    )
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or torch.bfloat16)
+    if out is not None:
+        check_out(op, out, a, num_rows, n, has_memory=False)
+    return (num_rows, n), result_dtype
+
+
+def _grouped_gemm_fake(a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Tensor:
+    shape, dtype = _check_fake("grouped_gemm", None, a, b, offs, **options)
+    return a.new_empty(shape, dtype=dtype)
 
 
 def _grouped_gemm_out_fake(
     a: Tensor, b: Tensor, offs: Tensor, *, out: Tensor, **options: Any
 ) -> None:
-    options.pop("out_dtype", None)
-    expected = _grouped_gemm_fake(a, b, offs, out_dtype=out.dtype, **options).shape
-    torch._check(
-        out.shape == expected,
-        lambda: f"grouped_gemm_out: `out` must have shape {tuple(expected)}, got {out.shape}",
-    )
+    _check_fake("grouped_gemm_out", out, a, b, offs, **options)
 
 
 for _name, _op, _implementation, _fake in (

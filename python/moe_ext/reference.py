@@ -134,10 +134,17 @@ def quantize_fp8_per_tensor(x: Tensor, num_leading_dims: int = 0) -> tuple[Tenso
     if x.numel() == 0:
         scale = torch.ones(x.shape[:num_leading_dims], dtype=torch.float32, device=x.device)
         return x.to(torch.float8_e4m3fn).contiguous(), scale
-    largest = x.abs().amax(dim=reduced, keepdim=True).float() if reduced else x.abs().float()
-    scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
-    q = (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    x = x.float()
+    largest = x.abs().amax(dim=reduced, keepdim=True) if reduced else x.abs()
+    scale = _scale_of(largest)
+    q = (x / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     return q.contiguous(), scale.reshape(x.shape[:num_leading_dims])
+
+
+def _scale_of(largest: Tensor) -> Tensor:
+    """Return the scale that takes `largest` to the end of FP8's range; never zero."""
+    smallest = torch.finfo(torch.float32).tiny
+    return torch.where(largest > 0, (largest / FP8_MAX).clamp_min(smallest), 1.0)
 
 
 def quantize_fp8_per_block(x: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -159,7 +166,7 @@ def quantize_fp8_per_block(x: Tensor, block: tuple[int, int]) -> tuple[Tensor, T
     padded[..., :rows, :columns] = x
     blocks = padded.reshape(*leading, num_rows, block[0], num_columns, block[1])
     largest = blocks.abs().amax(dim=(-1, -3), keepdim=True)
-    scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
+    scale = _scale_of(largest)
     q = (blocks / scale).clamp(-FP8_MAX, FP8_MAX).reshape(padded.shape)
     return (
         q[..., :rows, :columns].to(torch.float8_e4m3fn).contiguous(),
