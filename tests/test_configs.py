@@ -10,7 +10,7 @@ from moe_ext import _configs
 
 HEADER = (
     "id,order,dtype,accumulate,tile_weights,tile_tokens,tile_k_bytes,stages,mma_warp_groups,"
-    "multicast,split_k,ctas_per_sm"
+    "split_k,ctas_per_sm"
 )
 
 
@@ -29,7 +29,6 @@ def test_a_row_becomes_a_value():
         tile_k_bytes=256,
         stages=4,
         mma_warp_groups=2,
-        multicast=1,
         split_k=4,
         ctas_per_sm=2,
     )
@@ -68,7 +67,6 @@ def test_fields_hold_known_values():
         assert config.tile_weights % 64 == 0
         assert config.tile_tokens % 8 == 0
         assert config.ctas_per_sm >= 1
-        assert config.multicast >= 1
         assert config.split_k >= 1
         assert config.tile_k_bytes % 128 == 0
 

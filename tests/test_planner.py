@@ -62,7 +62,7 @@ def test_tiles_cover_the_result_exactly_once(config_id, rows, tail, n):
     plan = planner().plan(offs, num_rows, n, config.index, 132)
     assert plan["num_tiles"] == len(tiles)
     assert plan["grid"] <= 132 * config.ctas_per_sm
-    cluster = config.multicast * config.split_k
+    cluster = config.split_k
     assert plan["grid"] >= min(len(tiles), 132 // cluster * cluster)
     assert len(plan["token_widths"]) == len(plan["token_tiles"]) == len(rows)
     padded = 0

@@ -31,13 +31,8 @@ struct Config {
   int tile_k_bytes;     // bytes of K in one stage of the shared-memory ring
   int stages;           // depth of the ring
   int mma_warp_groups;  // warp groups that issue WGMMA
-  int multicast;        // CTAs of a cluster that share one token tile, each with its own weight tile
-  int split_k;          // CTAs of a cluster that share one tile, each with its own part of K
+  int split_k;          // CTAs of a cluster, which share one tile, each with its own part of K
   int ctas_per_sm;      // co-resident CTAs the register and shared-memory budgets are cut for
-
-  constexpr int cluster() const {
-    return multicast * split_k;
-  }
 };
 
 /// Bytes of K in one 128-byte swizzle atom: a row of an operand in shared memory.
@@ -58,7 +53,6 @@ inline constexpr int kScaleBlock = 128;
                        tile_k_bytes_,                                    \
                        stages_,                                          \
                        mma_warp_groups_,                                 \
-                       multicast_,                                       \
                        split_k_,                                         \
                        ctas_per_sm_)                                     \
   namespace moe_ext::grouped_gemm::configs {                             \
@@ -72,7 +66,6 @@ inline constexpr int kScaleBlock = 128;
                                   .tile_k_bytes = tile_k_bytes_,         \
                                   .stages = stages_,                     \
                                   .mma_warp_groups = mma_warp_groups_,   \
-                                  .multicast = multicast_,               \
                                   .split_k = split_k_,                   \
                                   .ctas_per_sm = ctas_per_sm_};          \
   };                                                                     \

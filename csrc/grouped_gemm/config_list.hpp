@@ -44,7 +44,7 @@ constexpr std::string_view name(Accumulate accumulate) {
 /// A header line, then one line a kernel.
 inline std::string configs_csv() {
   std::string csv =
-      "id,order,dtype,accumulate,tile_weights,tile_tokens,tile_k_bytes,stages,mma_warp_groups,multicast,"
+      "id,order,dtype,accumulate,tile_weights,tile_tokens,tile_k_bytes,stages,mma_warp_groups,"
       "split_k,"
       "ctas_per_sm\n";
   for (Config const& config : kConfigs) {
@@ -55,7 +55,6 @@ inline std::string configs_csv() {
                             config.tile_k_bytes,
                             config.stages,
                             config.mma_warp_groups,
-                            config.multicast,
                             config.split_k,
                             config.ctas_per_sm}) {
       csv.append(",").append(std::to_string(value));

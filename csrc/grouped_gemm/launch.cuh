@@ -24,7 +24,7 @@ KernelParams make_kernel_params(Params const& params) {
   result.maps.weights = make_tensor_map(kType, params.b, weights);
   for (int i = 0; i < kNumTokenWidths; ++i) {
     if (has_token_width(kConfig, token_width(i))) {
-      auto const rows = static_cast<std::uint32_t>(token_width(i) / kConfig.multicast);
+      auto const rows = static_cast<std::uint32_t>(token_width(i));
       TensorMapDim const tokens[] = {{size(params.k), 0, kBoxK},
                                      {size(params.num_rows), size(params.a_row_stride_bytes), rows}};
       result.maps.tokens[i] = make_tensor_map(kType, params.a, tokens);
@@ -45,7 +45,7 @@ KernelParams make_kernel_params(Params const& params) {
   result.scale_b = params.scale_b;
   result.num_groups = narrow(params.num_groups, "num_groups");
   result.num_rows = narrow(params.num_rows, "num_rows");
-  result.weight_steps = count_weight_steps(kConfig, params.n);
+  result.weight_tiles = count_weight_tiles(kConfig, params.n);
   // K tiles past the end of K are zeros to every CTA that splits it.
   constexpr std::int64_t kStep = std::int64_t{T::kAtomK} * T::kAtomsK * kConfig.split_k;
   result.k_tiles = narrow((params.k + kStep - 1) / kStep, "k");
@@ -61,7 +61,7 @@ void launch(Params const& params, cudaStream_t stream) {
   std::int64_t const grid = grid_size(kConfig, params.sm_count, params.num_rows, params.num_groups, params.n);
   LaunchShape const shape{.grid = static_cast<unsigned>(grid),
                           .threads = T::kThreads,
-                          .cluster = static_cast<unsigned>(kConfig.cluster()),
+                          .cluster = static_cast<unsigned>(kConfig.split_k),
                           .shared_bytes = Kernel<ConfigTag>::kSharedBytes,
                           .programmatic = params.offs_ready};
   launch_kernel(&grouped_gemm_kernel<ConfigTag>, shape, stream, make_kernel_params<ConfigTag>(params));

@@ -21,13 +21,12 @@ MOE_EXT_HOST_DEVICE constexpr int token_width(int index) {
   return kWidths[index];
 }
 
-/// Whether `config` holds a main loop of `width` tokens. Under multicast each CTA loads a slice of the token
-/// tile that must be whole 8-row swizzle atoms. Plain tiles have one width: tokens sit on M.
+/// Whether `config` holds a main loop of `width` tokens. Plain tiles have one width: tokens sit on M.
 MOE_EXT_HOST_DEVICE constexpr bool has_token_width(Config const& config, int width) {
   if (config.order == OperandOrder::Plain) {
     return width == config.tile_tokens;
   }
-  return width <= config.tile_tokens && width % (8 * config.multicast) == 0;
+  return width <= config.tile_tokens;
 }
 
 /// The rows [begin, end) of one group, clamped into the tensor whatever the offsets hold.
@@ -81,16 +80,15 @@ MOE_EXT_HOST_DEVICE constexpr TokenTiles split_tokens(int rows) {
   return {(rows - 1) / width + 1, width};
 }
 
-/// Weight tiles of one group as the scheduler counts them: a cluster takes `multicast` neighbouring ones.
-MOE_EXT_HOST_DEVICE constexpr int count_weight_steps(Config const& config, std::int64_t n) {
-  std::int64_t const step = std::int64_t{config.tile_weights} * config.multicast;
-  return static_cast<int>((n + step - 1) / step);
+/// Weight tiles of one group.
+MOE_EXT_HOST_DEVICE constexpr int count_weight_tiles(Config const& config, std::int64_t n) {
+  return static_cast<int>((n + config.tile_weights - 1) / config.tile_weights);
 }
 
 /// What one CTA computes in one step.
 struct Tile {
   int group;        // -1: no more work
-  int weight_step;  // index of the cluster's weight tiles within the group
+  int weight_tile;  // index within the group
   int token_begin;  // first row of `a`
   int token_end;    // one past the last row that may be stored
   int token_width;  // rows loaded and multiplied
@@ -111,7 +109,7 @@ MOE_EXT_HOST_DEVICE constexpr int count_band_tiles(TokenTiles tiles) {
 /// Tile `index` of a group whose rows are `rows`. Within a band token tiles run fastest: CTAs that work at the
 /// same time share weight tiles, so a band reads each weight from memory once and its tokens stay in L2.
 MOE_EXT_HOST_DEVICE constexpr Tile tile_in_group(
-    int group, RowRange rows, TokenTiles tiles, int weight_steps, unsigned index) {
+    int group, RowRange rows, TokenTiles tiles, int weight_tiles, unsigned index) {
   if (tiles.count == 1) {  // most groups in decode, where each tile is short and this division would show
     return {group, static_cast<int>(index), rows.begin, rows.end, tiles.width};
   }
@@ -119,24 +117,24 @@ MOE_EXT_HOST_DEVICE constexpr Tile tile_in_group(
   int first = 0;  // token tile of the band
   int count = tiles.count;
   if (band_tiles < tiles.count) {
-    unsigned const band_steps = static_cast<unsigned>(band_tiles) * static_cast<unsigned>(weight_steps);
+    unsigned const band_steps = static_cast<unsigned>(band_tiles) * static_cast<unsigned>(weight_tiles);
     unsigned const band = index / band_steps;
     index -= band * band_steps;
     first = static_cast<int>(band) * band_tiles;
     count = count - first < band_tiles ? count - first : band_tiles;
   }
-  unsigned const weight_step = index / static_cast<unsigned>(count);
-  int const token_tile = first + static_cast<int>(index - weight_step * static_cast<unsigned>(count));
+  unsigned const weight_tile = index / static_cast<unsigned>(count);
+  int const token_tile = first + static_cast<int>(index - weight_tile * static_cast<unsigned>(count));
   int const token_begin = rows.begin + token_tile * tiles.width;
   int const token_end = rows.end - token_begin < tiles.width ? rows.end : token_begin + tiles.width;
-  return {group, static_cast<int>(weight_step), token_begin, token_end, tiles.width};
+  return {group, static_cast<int>(weight_tile), token_begin, token_end, tiles.width};
 }
 
 /// Steps of one group, saturated so that a warp's worth of groups can be summed in 32 bits whatever the
 /// offsets hold. No output that fits a GPU's memory reaches the limit.
-MOE_EXT_HOST_DEVICE constexpr unsigned count_group_steps(int token_tiles, int weight_steps) {
+MOE_EXT_HOST_DEVICE constexpr unsigned count_group_steps(int token_tiles, int weight_tiles) {
   constexpr std::uint64_t kMost = 1u << 24;
-  std::uint64_t const steps = static_cast<std::uint64_t>(token_tiles) * static_cast<unsigned>(weight_steps);
+  std::uint64_t const steps = static_cast<std::uint64_t>(token_tiles) * static_cast<unsigned>(weight_tiles);
   return static_cast<unsigned>(steps < kMost ? steps : kMost);
 }
 
@@ -146,12 +144,12 @@ constexpr std::int64_t max_steps(Config const& config,
                                  std::int64_t num_groups,
                                  std::int64_t n) {
   std::int64_t const groups = num_rows < num_groups ? num_rows : num_groups;
-  return (num_rows / config.tile_tokens + groups) * count_weight_steps(config, n);
+  return (num_rows / config.tile_tokens + groups) * count_weight_tiles(config, n);
 }
 
 /// Clusters that run at the same time.
 constexpr std::int64_t resident_clusters(Config const& config, std::int64_t sm_count) {
-  return sm_count * config.ctas_per_sm / config.cluster();
+  return sm_count * config.ctas_per_sm / config.split_k;
 }
 
 /// CTAs of a launch: all that run at the same time, or as many as there can be steps for.
@@ -162,7 +160,7 @@ constexpr std::int64_t grid_size(Config const& config,
                                  std::int64_t n) {
   std::int64_t const resident = resident_clusters(config, sm_count);
   std::int64_t const steps = max_steps(config, num_rows, num_groups, n);
-  return (resident < steps ? resident : steps) * config.cluster();
+  return (resident < steps ? resident : steps) * config.split_k;
 }
 
 }  // namespace moe_ext::grouped_gemm

@@ -59,11 +59,11 @@ py::dict plan(std::vector<int> const& offs, int num_rows, std::int64_t n, int co
   for (GroupPlan const& group : plan_groups(offs, num_rows, config_index)) {
     widths.push_back(group.tiles.width);
     counts.push_back(group.tiles.count);
-    steps += std::int64_t{group.tiles.count} * count_weight_steps(config, n);
+    steps += std::int64_t{group.tiles.count} * count_weight_tiles(config, n);
     padded_rows += std::int64_t{group.tiles.count} * group.tiles.width - (group.rows.end - group.rows.begin);
   }
   py::dict result;
-  result["num_tiles"] = steps * config.multicast;
+  result["num_tiles"] = steps;
   result["waves"] = static_cast<double>(steps) / static_cast<double>(resident_clusters(config, sm_count));
   result["padded_rows"] = padded_rows;
   result["grid"] = grid_size(config, sm_count, num_rows, static_cast<std::int64_t>(offs.size()), n);
@@ -76,16 +76,13 @@ py::dict plan(std::vector<int> const& offs, int num_rows, std::int64_t n, int co
 std::vector<TileTuple> tiles(std::vector<int> const& offs, int num_rows, std::int64_t n, int config_index) {
   Config const& config = config_at(config_index);
   std::vector<TileTuple> result;
-  int const weight_steps = count_weight_steps(config, n);
+  int const weight_tiles = count_weight_tiles(config, n);
   int group_index = 0;
   for (GroupPlan const& group : plan_groups(offs, num_rows, config_index)) {
-    for (unsigned index = 0; index < count_group_steps(group.tiles.count, weight_steps); ++index) {
-      Tile const tile = tile_in_group(group_index, group.rows, group.tiles, weight_steps, index);
-      for (int rank = 0; rank < config.multicast; ++rank) {
-        std::int64_t const weight_begin =
-            (std::int64_t{tile.weight_step} * config.multicast + rank) * config.tile_weights;
-        result.emplace_back(tile.group, weight_begin, tile.token_begin, tile.token_width, tile.token_end);
-      }
+    for (unsigned index = 0; index < count_group_steps(group.tiles.count, weight_tiles); ++index) {
+      Tile const tile = tile_in_group(group_index, group.rows, group.tiles, weight_tiles, index);
+      std::int64_t const weight_begin = std::int64_t{tile.weight_tile} * config.tile_weights;
+      result.emplace_back(tile.group, weight_begin, tile.token_begin, tile.token_width, tile.token_end);
     }
     ++group_index;
   }

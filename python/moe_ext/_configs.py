@@ -22,8 +22,7 @@ class GroupedGemmConfig:
         tile_k_bytes: bytes of K in one stage of the shared-memory ring.
         stages: depth of the ring.
         mma_warp_groups: warp groups that issue WGMMA.
-        multicast: CTAs of a cluster that share one token tile, each with its own weight tile.
-        split_k: CTAs of a cluster that share one tile, each with its own part of K.
+        split_k: CTAs of a cluster, which share one tile, each with its own part of K.
         ctas_per_sm: co-resident CTAs the kernel is cut for.
     """
 
@@ -37,7 +36,6 @@ class GroupedGemmConfig:
     tile_k_bytes: int
     stages: int
     mma_warp_groups: int
-    multicast: int
     split_k: int
     ctas_per_sm: int
 

@@ -84,11 +84,9 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
     token_tiles = _ceil_div(share, config.tile_tokens)
     width = config.tile_tokens
     if config.order == "SwapAB":
-        granule = 8 * config.multicast
-        width = min(width, _ceil_div(_ceil_div(share, token_tiles), granule) * granule)
-    weight_steps = _ceil_div(problem.n, config.tile_weights * config.multicast)
-    ctas = config.multicast * config.split_k
-    tiles_per_sm = _ceil_div(active_groups * token_tiles * weight_steps * ctas, problem.sm_count)
+        width = min(width, _ceil_div(_ceil_div(share, token_tiles), 8) * 8)
+    tiles = active_groups * token_tiles * _ceil_div(problem.n, config.tile_weights)
+    tiles_per_sm = _ceil_div(tiles * config.split_k, problem.sm_count)
     step_bytes = config.tile_k_bytes * config.split_k
     row_bytes = _ceil_div(problem.k * ITEM_BYTES[problem.dtype], step_bytes) * config.tile_k_bytes
 
@@ -100,7 +98,7 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
     if problem.accumulate in ("promoted", "block"):
         swapped_block = problem.accumulate == "block" and config.order == "SwapAB"
         math_us *= _SWAPPED_BLOCK_SLOWDOWN if swapped_block else _PROMOTION_SLOWDOWN
-    load_us = (config.tile_weights + width / config.multicast) * row_bytes / _SM_READ_BYTES_PER_US
+    load_us = (config.tile_weights + width) * row_bytes / _SM_READ_BYTES_PER_US
     return tiles_per_sm * (max(math_us, load_us) + _TILE_OVERHEAD_US / config.ctas_per_sm)
 
 

@@ -443,10 +443,8 @@ KEPT_FOR_TUNING: frozenset[str] = frozenset(
         "swap_bf16_w64_t32",
         "swap_bf16_w128_t128",
         "swap_bf16_w128_t256",
-        "swap_bf16_w128_t256_mc2",
         "swap_fp8p_w128_t128_pair",
         "swap_fp8p_w128_t256",
         "swap_fp8f_w128_t256",
-        "swap_fp8f_w128_t256_mc2",
     }
 )

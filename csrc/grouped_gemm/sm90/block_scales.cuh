@@ -29,7 +29,7 @@ struct BlockScaleLoad {
   __device__ void load(int stage, StageInfo const& info) const {
     Tile const& tile = info.tile;
     int const lane = threadIdx.x % 32;
-    int const weight_begin = tile.weight_step * T::kConfig.tile_weights;
+    int const weight_begin = tile.weight_tile * T::kConfig.tile_weights;
     int const weight_end = min(weight_begin + T::kConfig.tile_weights, num_weights);
     int const block = weight_block(weights, weight_begin) + lane;
     bool const has_block = block <= weight_block(weights, weight_end - 1);

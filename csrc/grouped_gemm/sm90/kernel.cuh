@@ -2,7 +2,7 @@
 //
 //  who                        waits on                        for
 //  load warp                  the previous kernel (PDL)       offsets and `a`; with offs_ready only for `a`
-//  load warp                  empty[s]                        every mma warp that shares s to have read it
+//  load warp                  empty[s]                        every mma warp to have read it
 //  scale warp (block scales)  the previous kernel, empty[s]   the same
 //  mma warps                  full[s]                         tile info and both operands of stage s
 //  mma warp group             named barrier kStaging + wg     its own staging buffer to turn over
@@ -33,7 +33,7 @@ struct KernelParams {
   WeightScales scale_b;
   int num_groups;
   int num_rows;
-  int weight_steps;
+  int weight_tiles;
   int k_tiles;   // of each CTA
   int k_blocks;  // of 128, all of K
   int offs_ready;
@@ -68,7 +68,7 @@ struct Kernel {
 
   __device__ static void run(KernelParams const& params, SharedStorage& storage) {
     int const warp = threadIdx.x / 32;
-    int const cta_rank = kConfig.cluster() == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
+    int const cta_rank = kConfig.split_k == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
     if (threadIdx.x == 128) {
       storage.ring.init();
       if constexpr (kConfig.split_k > 1) {
@@ -79,7 +79,7 @@ struct Kernel {
     if (threadIdx.x == 32) {
       prefetch_maps(params.maps);
     }
-    if constexpr (kConfig.cluster() == 1) {
+    if constexpr (kConfig.split_k == 1) {
       __syncthreads();
     } else {
       cute::cluster_sync();
@@ -98,7 +98,7 @@ struct Kernel {
       cutlass::arch::warpgroup_reg_alloc<T::kMmaRegisters>();
       multiply(params, storage, cta_rank);
     }
-    if constexpr (kConfig.cluster() > 1) {
+    if constexpr (kConfig.split_k > 1) {
       cute::cluster_sync();  // a peer may still arrive on this CTA's barriers
     }
   }
@@ -123,9 +123,8 @@ struct Kernel {
 
   __device__ static void load(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
     bool const leader = threadIdx.x == 0;
-    int const multicast_rank = kConfig.multicast > 1 ? cta_rank : 0;
     int const first_k_tile = kConfig.split_k > 1 ? cta_rank * params.k_tiles : 0;
-    Load const loader{params.maps, ring, multicast_rank, first_k_tile};
+    Load const loader{params.maps, ring, first_k_tile};
     if (!params.offs_ready) {
       cudaGridDependencySynchronize();
     }
@@ -199,9 +198,9 @@ struct Kernel {
     return Scheduler(params.offs,
                      params.num_groups,
                      params.num_rows,
-                     params.weight_steps,
-                     blockIdx.x / kConfig.cluster(),
-                     gridDim.x / kConfig.cluster());
+                     params.weight_tiles,
+                     blockIdx.x / kConfig.split_k,
+                     gridDim.x / kConfig.split_k);
   }
 
   __device__ static void multiply(KernelParams const& params, SharedStorage& storage, int cta_rank) {
@@ -209,7 +208,6 @@ struct Kernel {
     int const mma_thread = static_cast<int>(threadIdx.x) - 128;
     Epilogue<ConfigTag> epilogue{
         params.epilogue, params.maps.out, storage.epilogue, warp_group, mma_thread % 128};
-    int const multicast_rank = kConfig.multicast > 1 ? cta_rank : 0;
     [[maybe_unused]] Split split = make_split(storage, cta_rank, mma_thread);
     State state;
     while (true) {
@@ -218,7 +216,7 @@ struct Kernel {
       if (tile.group < 0) {
         break;
       }
-      int const weight_tile = tile.weight_step * kConfig.multicast + multicast_rank;
+      int const weight_tile = tile.weight_tile;
       int const weight_begin = weight_tile * kConfig.tile_weights;
       int const thread = mma_thread % 128;
       Accumulators<ConfigTag> acc;

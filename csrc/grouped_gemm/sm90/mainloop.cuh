@@ -16,7 +16,7 @@ namespace moe_ext::grouped_gemm {
 /// TMA descriptors: one for all groups' weights (the group is a coordinate), one per token width, one for stores.
 struct TensorMaps {
   CUtensorMap weights;                  // (k, n, group), box (128 B, tile_weights, 1)
-  CUtensorMap tokens[kNumTokenWidths];  // (k, row), box (128 B, width / multicast); by index of token_width()
+  CUtensorMap tokens[kNumTokenWidths];  // (k, row), box (128 B, width); by index of token_width()
   CUtensorMap out;                      // (n, row), box (64, 64); described for bf16 results only
 };
 
@@ -28,15 +28,13 @@ struct MainloopLoad {
 
   TensorMaps const& maps;
   Ring<ConfigTag>& ring;
-  int multicast_rank;  // which weight tile and which slice of the tokens is this CTA's
-  int first_k_tile;    // where this CTA's part of K begins
+  int first_k_tile;  // where this CTA's part of K begins
 
   /// Announces the whole stage to its full barrier and starts the half that no previous kernel writes.
   __device__ void load_weights(int stage, StageInfo const& info) const {
     ring.info[stage] = info;  // visible to whoever waits for the full barrier: the arrival releases it
     ring.full[stage].arrive_and_expect_tx(
         (Ring<ConfigTag>::kWeightsBytes + info.tile.token_width * kAtomBytes) * T::kAtomsK);
-    int const weight_tile = info.tile.weight_step * kConfig.multicast + multicast_rank;
 #pragma unroll
     for (int atom = 0; atom < T::kAtomsK; ++atom) {
       cute::SM90_TMA_LOAD_3D::copy(&maps.weights,
@@ -44,30 +42,18 @@ struct MainloopLoad {
                                    kHint,
                                    ring.weights[stage][atom],
                                    k_of(info, atom),
-                                   weight_tile * kConfig.tile_weights,
+                                   info.tile.weight_tile * kConfig.tile_weights,
                                    info.tile.group);
     }
   }
 
-  /// Starts the token half; under multicast each CTA loads its slice of the rows for all of the cluster.
+  /// Starts the token half.
   __device__ void load_tokens(int stage, StageInfo const& info) const {
     CUtensorMap const* map = &maps.tokens[token_width_index(info.tile.token_width)];
 #pragma unroll
     for (int atom = 0; atom < T::kAtomsK; ++atom) {
-      if constexpr (kConfig.multicast == 1) {
-        cute::SM90_TMA_LOAD_2D::copy(
-            map, barrier(stage), kHint, ring.tokens[stage][atom], k_of(info, atom), info.tile.token_begin);
-      } else {
-        constexpr auto kEveryCta = static_cast<std::uint16_t>((1 << kConfig.multicast) - 1);
-        int const rows = info.tile.token_width / kConfig.multicast;
-        cute::SM90_TMA_LOAD_MULTICAST_2D::copy(map,
-                                               barrier(stage),
-                                               kEveryCta,
-                                               kHint,
-                                               ring.tokens[stage][atom] + multicast_rank * rows * kAtomBytes,
-                                               k_of(info, atom),
-                                               info.tile.token_begin + multicast_rank * rows);
-      }
+      cute::SM90_TMA_LOAD_2D::copy(
+          map, barrier(stage), kHint, ring.tokens[stage][atom], k_of(info, atom), info.tile.token_begin);
     }
   }
 

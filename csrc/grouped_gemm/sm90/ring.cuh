@@ -29,8 +29,7 @@ struct StageInfo {
 
 /// full[s]: 1 arrival (the CTA's own load warp) plus the bytes of both operands, with block scales also one arrival
 /// per lane of the scale warp; waited on by the mma warps.
-/// empty[s]: one arrival per mma warp of every CTA that shares the token tile, because each of those
-/// writes this CTA's stage by multicast; waited on by the load warp.
+/// empty[s]: one arrival per mma warp; waited on by the load warp.
 template <class ConfigTag>
 struct Ring {
   using T = Traits<ConfigTag>;
@@ -39,7 +38,7 @@ struct Ring {
   static constexpr int kWeightsBytes = kConfig.tile_weights * kAtomBytes;  // of one atom of K
   static constexpr int kTokensBytes = kConfig.tile_tokens * kAtomBytes;
   static constexpr int kFullArrivals = 1 + (T::kBlockScaled ? 32 : 0);
-  static constexpr int kEmptyArrivals = T::kMmaThreads / 32 * kConfig.multicast;
+  static constexpr int kEmptyArrivals = T::kMmaThreads / 32;
 
   alignas(1024) unsigned char weights[kStages][T::kAtomsK][kWeightsBytes];  // (tile_weights, 128 B) swizzled
   alignas(1024) unsigned char tokens[kStages][T::kAtomsK][kTokensBytes];    // (token_width, 128 B) swizzled
@@ -64,15 +63,8 @@ struct Ring {
 
   /// Called by all lanes of an mma warp once its WGMMAs have read the stage.
   __device__ void release(int stage) {
-    int const lane = threadIdx.x % 32;
-    if constexpr (kConfig.multicast == 1) {
-      if (lane == 0) {
-        empty[stage].arrive();
-      }
-    } else {
-      if (lane < kConfig.multicast) {
-        empty[stage].arrive(static_cast<unsigned>(lane));
-      }
+    if (threadIdx.x % 32 == 0) {
+      empty[stage].arrive();
     }
   }
 };

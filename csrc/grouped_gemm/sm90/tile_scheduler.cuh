@@ -16,11 +16,11 @@ template <class ConfigTag>
 class TileScheduler {
  public:
   __device__ TileScheduler(
-      int const* offs, int num_groups, int num_rows, int weight_steps, unsigned first_step, unsigned stride)
+      int const* offs, int num_groups, int num_rows, int weight_tiles, unsigned first_step, unsigned stride)
       : offs_(offs),
         num_groups_(num_groups),
         num_rows_(num_rows),
-        weight_steps_(weight_steps),
+        weight_tiles_(weight_tiles),
         step_(first_step),
         stride_(stride),
         lane_(threadIdx.x % 32) {
@@ -56,7 +56,7 @@ class TileScheduler {
     rows = clamp_rows(
         __shfl_sync(kFullWarp, rows.begin, owner), __shfl_sync(kFullWarp, rows.end, owner), num_rows_);
     step_ += stride_;
-    return tile_in_group(group, rows, split_tokens<ConfigTag>(rows.end - rows.begin), weight_steps_, index);
+    return tile_in_group(group, rows, split_tokens<ConfigTag>(rows.end - rows.begin), weight_tiles_, index);
   }
 
  private:
@@ -76,7 +76,7 @@ class TileScheduler {
 #pragma unroll
     for (int i = 0; i < kGroupsPerLane; ++i) {
       RowRange const rows = clamp_rows(i == 0 ? begin_ : ends_[i - 1], ends_[i], num_rows_);
-      steps_[i] = count_group_steps(split_tokens<ConfigTag>(rows.end - rows.begin).count, weight_steps_);
+      steps_[i] = count_group_steps(split_tokens<ConfigTag>(rows.end - rows.begin).count, weight_tiles_);
       lane_steps += steps_[i];
     }
     lane_end_ = lane_steps;
@@ -92,7 +92,7 @@ class TileScheduler {
   int const* offs_;
   int num_groups_;
   int num_rows_;
-  int weight_steps_;
+  int weight_tiles_;
   unsigned step_;  // relative to the current chunk of groups
   unsigned stride_;
   int lane_;

@@ -35,7 +35,7 @@ struct Traits {
   static constexpr bool kTight =
       kConfig.mma_warp_groups == 3 || (kConfig.mma_warp_groups == 1 && kBlocksM * kMaxTileN >= 256);
   static constexpr int kLoadRegisters =
-      kBlockScaled ? (kConfig.ctas_per_sm == 1 ? 72 : 64) : (kTight && kConfig.multicast == 1 ? 32 : 40);
+      kBlockScaled ? (kConfig.ctas_per_sm == 1 ? 72 : 64) : (kTight ? 32 : 40);
   static constexpr int kMmaRegistersFit =
       (kLaunchRegisters * kThreads - kLoadRegisters * 128) / kMmaThreads / 8 * 8;
   static constexpr int kMmaRegisters = kMmaRegistersFit < 240 ? kMmaRegistersFit : 240;
@@ -49,13 +49,9 @@ struct Traits {
                 "each mma warp group takes whole 64-row blocks");
   static_assert(kConfig.tile_weights <= 256 && kConfig.tile_tokens <= 256, "a TMA box has at most 256 rows");
   static_assert(kConfig.tile_k_bytes % kAtomBytes == 0, "a stage is whole swizzle atoms of K");
-  static_assert(kConfig.multicast == 1 || kConfig.split_k == 1,
-                "a cluster shares tokens or splits K, not both");
-  static_assert(kSwapped || kConfig.tile_tokens % (8 * kConfig.multicast) == 0,
-                "multicast slices are whole atoms");
+  static_assert(kSwapped || kConfig.tile_tokens % 8 == 0, "a TMA box is whole swizzle atoms");
   static_assert((kConfig.dtype == Dtype::BF16) == (kConfig.accumulate == Accumulate::FP32),
                 "BF16 accumulates in fp32; FP8 is promoted or fast");
-  static_assert(!kBlockScaled || kConfig.multicast == 1, "scales are loaded for one CTA");
 };
 
 }  // namespace moe_ext::grouped_gemm
