@@ -72,8 +72,9 @@ def grouped_gemm(
         scale_b: float32, same device, any strides; FP8 only. () or (1,), (num_groups,), one per
             channel (num_groups, n), or one per block of 128 x 128: (num_groups, ceil(n / 128),
             ceil(k / 128)); the last block of either dimension may be short. None is 1.
-        scale_b_offset: (n0, 0): the first block along n lacks its first n0 rows, 0 to 127, as in
-            a shard that begins inside a block; then ceil((n0 + n) / 128) blocks.
+        scale_b_offset: (n0, 0): the first block along n of each segment lacks its first n0 rows,
+            0 to 127, as in a shard that begins inside a block; a segment then has ceil((n0 + n /
+            n_segments) / 128) blocks.
         n_segments: 2 where the halves of n (gate and up) have block grids of their own: scale_b
             (num_groups, 2, ceil(n / 2 / 128), ceil(k / 128)), or with its two middle dimensions
             in one.
@@ -81,7 +82,8 @@ def grouped_gemm(
         out_dtype: torch.bfloat16 (the default) or torch.float32.
         accumulate: FP8 only. "promoted" adds the tensor core's 14-bit sums into float32 at least
             every 128 of K, after multiplying them by their scales where those are per block;
-            "fast" does neither. BF16 always accumulates in float32.
+            "fast" does not, and is refused with scales per block. BF16 always accumulates in
+            float32.
         offs_ready: promises that `offs` and `b` were final before the previous kernel on this
             stream began, so that this one may start to load weights while that one still runs.
             True for the second GEMM of a layer.
@@ -152,7 +154,8 @@ def grouped_gemm_out(
         b: see `grouped_gemm`.
         offs: see `grouped_gemm`.
         out: (num_rows, n), bfloat16 or float32, same device as `a`, last dimension contiguous, rows
-            16-byte aligned; must not overlap the inputs (not checked).
+            16-byte aligned; under `torch.compile` contiguous altogether, which it asks of every
+            `out`. Must not overlap the inputs (not checked).
         scale_a: see `grouped_gemm`.
         scale_b: see `grouped_gemm`.
         scale_b_offset: see `grouped_gemm`.
