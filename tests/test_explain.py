@@ -121,3 +121,13 @@ def test_what_the_op_would_refuse_is_not_explained(changes, message):
     arguments = {"dtype": "fp8", "num_rows": 4, "num_groups": 2, "n": 64, "k": 64} | changes
     with pytest.raises(ValueError, match=message):
         moe_ext.explain(**arguments)
+
+
+def test_numbers_of_other_types_are_taken_if_they_are_whole():
+    sizes = {"dtype": "bf16", "num_groups": 2, "n": 64, "k": 64}
+    plain = moe_ext.explain(num_rows=16, offs=[7, 16], **sizes)
+    offs = torch.tensor([7, 16], dtype=torch.int32)
+    assert moe_ext.explain(num_rows=torch.tensor(16), offs=offs, **sizes) == plain
+    for offs in ([7.5, 16], "ab", [7, "16"]):
+        with pytest.raises(ValueError, match=r"`offs\[\d\]` must be a whole number"):
+            moe_ext.explain(num_rows=16, offs=offs, **sizes)

@@ -147,15 +147,17 @@ def test_a_failure_is_not_remembered(library, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says so only where there is no GPU")
-def test_the_cpu_fall_back_says_so_once():
+@pytest.mark.parametrize("call", [moe_ext.grouped_gemm, torch.ops.moe_ext.grouped_gemm])
+def test_the_cpu_fall_back_says_so_once_where_it_is_called(call):
     a, b = torch.ones(2, 16).bfloat16(), torch.ones(1, 8, 16).bfloat16()
     offs = torch.tensor([2], dtype=torch.int32)
     OP_MODULE._warn_of_cpu.cache_clear()
-    with pytest.warns(UserWarning, match="no CUDA device here"):
-        moe_ext.grouped_gemm(a, b, offs)
+    with pytest.warns(UserWarning, match="no CUDA device here") as caught:
+        call(a, b, offs)
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        moe_ext.grouped_gemm(a, b, offs)
+        call(a, b, offs)
 
 
 def test_build_info_explains_itself():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -159,18 +160,14 @@ def explain(
         )
     if n_segments not in (1, 2):
         raise ValueError(f"explain: `n_segments` must be 1 or 2, got {n_segments}")
-    for argument, value, least, most in (
-        ("num_rows", num_rows, 0, _MOST),
-        ("num_groups", num_groups, 1, MAX_GROUPS),
-        ("n", n, 0, _MOST),
-        ("k", k, 0, _MOST),
-        ("sm_count", sm_count, 1, 1024),
-    ):
-        if not isinstance(value, int) or not least <= value <= most:
-            raise ValueError(
-                f"explain: `{argument}` must be a whole number from {least} to {most}, got {value}"
-            )
-    ends = _even_offs(num_rows, num_groups) if offs is None else [int(end) for end in offs]
+    num_rows = _whole("num_rows", num_rows, 0, _MOST)
+    num_groups = _whole("num_groups", num_groups, 1, MAX_GROUPS)
+    n, k = _whole("n", n, 0, _MOST), _whole("k", k, 0, _MOST)
+    sm_count = _whole("sm_count", sm_count, 1, 1024)
+    if offs is None:
+        ends = _even_offs(num_rows, num_groups)
+    else:
+        ends = [_whole(f"offs[{i}]", end, 0, _MOST) for i, end in enumerate(offs)]
     if len(ends) != num_groups:
         raise ValueError(f"explain: `offs` must have {num_groups} entries, got {len(ends)}")
     rows = [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -220,6 +217,19 @@ def explain(
         floor_us=floor_us(name, ends[-1], active_groups, n, k),
         predicted_us=predict_us(config, problem, active_groups),
     )
+
+
+def _whole(argument: str, value: object, least: int, most: int) -> int:
+    """Return `value` as an int; raise a ValueError unless it is a whole number in the range."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if not least <= number <= most:
+        raise ValueError(
+            f"explain: `{argument}` must be a whole number from {least} to {most}, got {value!r}"
+        )
+    return number
 
 
 def _even_offs(num_rows: int, num_groups: int) -> list[int]:

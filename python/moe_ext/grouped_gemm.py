@@ -6,6 +6,7 @@ The dispatcher runs inside the op, so that compiled graphs hold one node whateve
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -328,14 +329,23 @@ def _grouped_gemm_out(a: Tensor, b: Tensor, offs: Tensor, *, out: Tensor, **opti
     _run("grouped_gemm_out", out, a, b, offs, **options)
 
 
+def _root_module(variables: dict[str, Any]) -> str:
+    return str(variables.get("__name__", "")).partition(".")[0]
+
+
 @functools.cache
 def _warn_of_cpu() -> None:
-    if not torch.cuda.is_available():
-        warnings.warn(
-            "moe_ext: no CUDA device here, so its ops run the float32 reference on the CPU: "
-            "right, but slow",
-            stacklevel=7,
-        )
+    if torch.cuda.is_available():
+        return
+    # The caller's line, whichever way the call came through this package and torch.
+    level, frame = 1, sys._getframe()
+    while frame.f_back and _root_module(frame.f_globals) in ("moe_ext", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        "moe_ext: no CUDA device here, so its ops run the float32 reference on the CPU: right, but "
+        "slow",
+        stacklevel=level,
+    )
 
 
 def _check_fake(
