@@ -10,7 +10,7 @@ import pytest
 import torch
 from moe_ext.reference import grouped_gemm_reference
 
-MODULE = sys.modules["moe_ext.grouped_gemm"]
+MODULE = sys.modules["moe_ext._run"]
 
 
 @pytest.fixture
