@@ -21,6 +21,12 @@ class Scales(NamedTuple):
     n_segments: int = 1
 
 
+def count_segments(stage: str, n: int) -> int:
+    """Return the parts of n with block grids of their own: gate and up where they are not whole
+    blocks."""
+    return 2 if stage == "gate_up" and n // 2 % BLOCK else 1
+
+
 def make_scales(stage: StageInputs, kind: str) -> Scales:
     """Return scales that bring FP8 values to about 1, different wherever the layout lets them.
 
@@ -44,7 +50,7 @@ def make_scales(stage: StageInputs, kind: str) -> Scales:
     of_rows = spread(stage.a.shape[0], scale=1 / FP8_DEVIATION)
     if kind == "channel":
         return Scales(of_rows, of_experts[:, None] * spread(n))
-    segments = 2 if stage.name == "gate_up" and n // 2 % BLOCK else 1
+    segments = count_segments(stage.name, n)
     along_n, along_k = -(-n // segments // BLOCK), -(-k // BLOCK)
     blocks = spread(segments * along_n)[:, None] * spread(along_k)
     of_blocks = of_experts[:, None, None] * blocks

@@ -18,7 +18,8 @@ from bench.cases import Case, get_case
 from bench.measure import make_out_buffers, make_pool, measure
 from bench.problem import make_problem
 from bench.progress import Progress
-from bench.providers.moe_ext import MoeExt, sums_of
+from bench.providers.base import Variant
+from bench.providers.moe_ext import MoeExt, dispatched
 from bench.rows import Row, load_rows
 from bench.run import add_grid_arguments, set_up
 
@@ -88,20 +89,13 @@ def results_by_cell(rows: Iterable[Row]) -> list[CellResult]:
 
 def _dispatched(row: Row) -> str:
     """Return the kernel that the dispatcher of the installed package takes for the row's GEMM."""
-    from moe_ext import _dispatch
-    from moe_ext._configs import all_configs
-
     case: Case = get_case(row.case)
-    n, k = case.stage_shape(row.stage)
-    index = _dispatch.select(
-        dtype=row.dtype,
-        accumulate=sums_of(row.scale, row.accumulate, n, 2 if row.stage == "gate_up" else 1),
-        num_rows=row.num_tokens * case.top_k,
-        num_groups=case.num_experts,
-        n=n,
-        k=k,
+    return dispatched(
+        Variant(row.dtype, row.scale, row.accumulate),
+        row.stage,
+        row.num_tokens * case.top_k,
+        (case.num_experts, *case.stage_shape(row.stage)),
     )
-    return all_configs()[index].id
 
 
 def summary(results: Sequence[CellResult]) -> str:

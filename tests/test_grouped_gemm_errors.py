@@ -206,6 +206,18 @@ FP8_ERRORS = {
         changed("n_segments", value(3)),
         "`n_segments` must be 1, or 2 with an even n, got 3 with n 16",
     ),
+    "n_segments_with_one_scale_a_group": (
+        lambda arguments, device: arguments.update(
+            scale_b=torch.ones(GROUPS, device=device), n_segments=2
+        ),
+        "`n_segments` must be 1 where `scale_b` is not per block, got 2",
+    ),
+    "n_segments_with_one_block_a_group": (
+        lambda arguments, device: arguments.update(
+            scale_b=torch.ones(GROUPS, 1, 1, device=device), n_segments=2
+        ),
+        "with n_segments=2 and scale_b_offset=(0, 0) (3, 2, 1) or (3, 2, 1, 1), got (3, 1, 1)",
+    ),
     "unknown_config": (changed("config", value("swap")), "for fp8 operands with"),
 }
 OUT_ERRORS = {

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bench.problem import Problem, StageInputs
+from bench.problem import Problem
 from bench.providers.base import Provider, Variant
-from bench.scales import make_scales
+from bench.scales import count_segments, make_scales
 from bench.timing import Call
 
 
@@ -47,7 +47,7 @@ class MoeExt(Provider):
         return [
             Variant(dtype, scale, accumulate, config.id)
             for scale, accumulate in kinds
-            for config in matching_configs(dtype, sums_of(scale, accumulate))
+            for config in matching_configs(dtype, _sums_of(scale, accumulate))
             if "all" in configs or config.id in configs
         ]
 
@@ -90,30 +90,40 @@ class MoeExt(Provider):
             return variant.config
         if not problem.stages[0].a.is_cuda:
             return "reference"
-        return "+".join(_dispatched(stage, variant) for stage in problem.stages)
+        device = problem.stages[0].a.device
+        sm_count = torch.cuda.get_device_properties(device).multi_processor_count
+        return "+".join(
+            dispatched(variant, stage.name, stage.a.shape[0], stage.b[0].shape, sm_count)
+            for stage in problem.stages
+        )
 
 
-def sums_of(scale: str, accumulate: str, n: int = 0, n_segments: int = 1) -> str:
+def _sums_of(scale: str, accumulate: str, stage: str = "", n: int = 0) -> str:
     """Return dispatch's name of the way to sum."""
     from moe_ext._scales import block_kind
 
-    return block_kind(n, n_segments, 0) if scale == "block128" else accumulate
+    return block_kind(n, count_segments(stage, n), 0) if scale == "block128" else accumulate
 
 
-def _dispatched(stage: StageInputs, variant: Variant) -> str:
+def dispatched(
+    variant: Variant,
+    stage: str,
+    num_rows: int,
+    weights_shape: Sequence[int],
+    sm_count: int = 132,
+) -> str:
+    """Return the kernel that the dispatcher takes for one GEMM; `weights_shape` is that of `b`."""
     from moe_ext import _dispatch
     from moe_ext._configs import all_configs
 
-    properties = torch.cuda.get_device_properties(stage.a.device)
-    num_groups, n, k = stage.b[0].shape
-    segments = make_scales(stage, variant.scale).n_segments
+    num_groups, n, k = weights_shape
     index = _dispatch.select(
         dtype=variant.dtype,
-        accumulate=sums_of(variant.scale, variant.accumulate, n, segments),
-        num_rows=stage.a.shape[0],
+        accumulate=_sums_of(variant.scale, variant.accumulate, stage, n),
+        num_rows=num_rows,
         num_groups=num_groups,
         n=n,
         k=k,
-        sm_count=properties.multi_processor_count,
+        sm_count=sm_count,
     )
     return all_configs()[index].id

@@ -7,6 +7,7 @@ words. Sizes are read once, messages put together only when one is needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,31 +23,38 @@ _FP32 = torch.float32
 _INT32 = torch.int32
 
 
+class Checked(NamedTuple):
+    """What a call without a mistake gives."""
+
+    num_rows: int
+    n: int
+    out_dtype: torch.dtype
+
+
 def check_grouped_gemm(
     op: str,
+    out: Tensor | None,
     a: Tensor,
     b: Tensor,
     offs: Tensor,
-    scale_a: Tensor | None,
-    scale_b: Tensor | None,
-    scale_b_offset: Sequence[int],
-    n_segments: int,
-    bias: Tensor | None,
-    out_dtype: torch.dtype | None,
-    accumulate: str,
-    config: str | None,
     *,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    scale_b_offset: Sequence[int] = (0, 0),
+    n_segments: int = 1,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
+    offs_ready: bool = False,  # nothing about it can be wrong
+    config: str | None = None,
     has_memory: bool = True,
-) -> tuple[int, int, int, int, int, str, str, torch.dtype, int | None]:
+) -> Checked:
     """Raise a ValueError for the first argument that breaks the contract.
 
     `has_memory` is False for meta and fake tensors, whose addresses cannot be checked.
-
-    Returns:
-        num_rows, num_groups, n, k, the device's index (-1: CPU), the operands' dtype and the way
-        to sum as dispatch names them, the output's dtype, and the index of the kernel that
-        `config` names (None: none).
     """
+    if out is not None:
+        out_dtype = _check_out_dtype(op, out, out_dtype)
     dtype = a.dtype
     if dtype is _FP8:
         name, item_bytes = "fp8", 1
@@ -142,11 +150,14 @@ def check_grouped_gemm(
             f"{op}: `bias` must be None (a bias is not supported yet), got shape "
             f"{tuple(bias.shape)}"
         )
-    index = None if config is None else config_index(op, config, name, sums)
-    return num_rows, num_groups, n, k, a.get_device(), name, sums, out_dtype, index
+    if config is not None:
+        config_index(op, config, name, sums)
+    if out is not None:
+        _check_out(op, out, a, num_rows, n, has_memory)
+    return Checked(num_rows, n, out_dtype)
 
 
-def check_out_dtype(op: str, out: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+def _check_out_dtype(op: str, out: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
     """Return the dtype of `out`; raise a ValueError unless it is one the kernels write."""
     dtype = out.dtype
     if dtype is not _BF16 and dtype is not _FP32:
@@ -159,9 +170,7 @@ def check_out_dtype(op: str, out: Tensor, out_dtype: torch.dtype | None) -> torc
     return dtype
 
 
-def check_out(
-    op: str, out: Tensor, a: Tensor, num_rows: int, n: int, *, has_memory: bool = True
-) -> None:
+def _check_out(op: str, out: Tensor, a: Tensor, num_rows: int, n: int, has_memory: bool) -> None:
     """Raise a ValueError unless `out` can hold the result of a checked problem."""
     if out.device != a.device:
         raise ValueError(_device_message(op, "out", out, a))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from moe_ext._configs import GroupedGemmConfig, all_configs, matching_configs
 from moe_ext._dispatch_table import TABLE, Row
+from moe_ext._math import ceil_div
 
 ITEM_BYTES = {"bf16": 2, "fp8": 1}
 
@@ -53,10 +54,6 @@ class Decision(NamedTuple):
     reason: str
 
 
-def _ceil_div(dividend: int, divisor: int) -> int:
-    return (dividend + divisor - 1) // divisor
-
-
 def expected_active_groups(num_rows: int, num_groups: int) -> int:
     """Groups that own a row when each row falls on any group with the same chance."""
     if num_rows <= 0:
@@ -80,15 +77,15 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
     """Estimate how long the busiest SM works."""
     if problem.num_rows <= 0 or problem.n <= 0:
         return 0.0
-    share = _ceil_div(problem.num_rows, active_groups)
-    token_tiles = _ceil_div(share, config.tile_tokens)
+    share = ceil_div(problem.num_rows, active_groups)
+    token_tiles = ceil_div(share, config.tile_tokens)
     width = config.tile_tokens
     if config.order == "SwapAB":
-        width = min(width, _ceil_div(_ceil_div(share, token_tiles), 8) * 8)
-    tiles = active_groups * token_tiles * _ceil_div(problem.n, config.tile_weights)
-    tiles_per_sm = _ceil_div(tiles * config.split_k, problem.sm_count)
+        width = min(width, ceil_div(ceil_div(share, token_tiles), 8) * 8)
+    tiles = active_groups * token_tiles * ceil_div(problem.n, config.tile_weights)
+    tiles_per_sm = ceil_div(tiles * config.split_k, problem.sm_count)
     step_bytes = config.tile_k_bytes * config.split_k
-    row_bytes = _ceil_div(problem.k * ITEM_BYTES[problem.dtype], step_bytes) * config.tile_k_bytes
+    row_bytes = ceil_div(problem.k * ITEM_BYTES[problem.dtype], step_bytes) * config.tile_k_bytes
 
     # Under 64 columns WGMMA waits for its 64-row operand: reading that takes as long as 32 columns.
     columns = width if config.order == "Plain" else max(width, 32 + width // 2)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_ext._checks import check_grouped_gemm, check_out, check_out_dtype
+from moe_ext._checks import check_grouped_gemm
 from moe_ext._configs import config_index
 from moe_ext._dispatch import select
 from moe_ext._library import device_kernels
@@ -41,36 +41,36 @@ def _launch(
     offs_ready: bool,
     config: str | None,
 ) -> Tensor | None:
-    """Launch a CUDA call whose tensors only the C++ op has looked at; None if it is refused.
+    """Launch a CUDA call whose tensors only the C++ op has looked at.
 
-    The C++ op checks all that memory safety depends on, so a good call pays for one check. A
-    refused one is checked again by `check_grouped_gemm`, which knows the documented messages.
+    The C++ op checks all that memory safety depends on, so a good call pays for one check. Raises
+    its ValueError, or returns None, for a call that is refused or has nothing to launch.
     """
     kind = _KINDS.get((a.dtype, accumulate))
     if kind is None or (out_dtype is not None and (out is not None or out_dtype not in _RESULTS)):
         return None
-    try:
-        num_rows, k = a.shape
-        num_groups, n, b_k = b.shape
-        if num_rows == 0 or n == 0 or num_groups == 0 or b_k != k:
-            return None
-        kernels = device_kernels(a.get_device())
-        if has_blocks(scale_a, scale_b, n, n_segments, n_offset):
-            if accumulate != "promoted":
-                return None
-            accumulate = block_kind(n, n_segments, n_offset)
-        if config is None:
-            # By position: lru_cache looks keywords up more slowly.
-            index = select(kind, accumulate, num_rows, num_groups, n, k, kernels.sm_count)
-        else:
-            index = config_index("grouped_gemm", config, kind, accumulate)
-        if out is None:
-            out = a.new_empty((num_rows, n), dtype=out_dtype or torch.bfloat16)
-        kernels.grouped_gemm_configured(
-            a, b, offs, scale_a, scale_b, out, offs_ready, n_segments, n_offset, index
-        )
-    except ValueError:
+    num_rows, k = a.shape
+    num_groups, n, b_k = b.shape
+    if num_rows == 0 or n == 0 or num_groups == 0 or b_k != k:
         return None
+    kernels = device_kernels(a.get_device())
+    if has_blocks(scale_a, scale_b, n, n_segments, n_offset):
+        if accumulate != "promoted":
+            return None
+        accumulate = block_kind(n, n_segments, n_offset)
+        # These kernels load both scales.
+        scale_a = a.new_ones((), dtype=torch.float32) if scale_a is None else scale_a
+        scale_b = a.new_ones((), dtype=torch.float32) if scale_b is None else scale_b
+    if config is None:
+        # By position: lru_cache looks keywords up more slowly.
+        index = select(kind, accumulate, num_rows, num_groups, n, k, kernels.sm_count)
+    else:
+        index = config_index("grouped_gemm", config, kind, accumulate)
+    if out is None:
+        out = a.new_empty((num_rows, n), dtype=out_dtype or torch.bfloat16)
+    kernels.grouped_gemm_configured(
+        a, b, offs, scale_a, scale_b, out, offs_ready, n_segments, n_offset, index
+    )
     return out
 
 
@@ -93,55 +93,62 @@ def _run(
 ) -> Tensor:
     n_offset, k_offset = scale_b_offset if len(scale_b_offset) == 2 else (0, 1)
     if a.is_cuda and bias is None and k_offset == 0:
-        result = _launch(
-            out,
-            a,
-            b,
-            offs,
-            scale_a,
-            scale_b,
-            n_segments,
-            n_offset,
-            out_dtype,
-            accumulate,
-            offs_ready,
-            config,
-        )
+        try:
+            result = _launch(
+                out,
+                a,
+                b,
+                offs,
+                scale_a,
+                scale_b,
+                n_segments,
+                n_offset,
+                out_dtype,
+                accumulate,
+                offs_ready,
+                config,
+            )
+        except ValueError:  # the checks below know the documented message
+            result = None
         if result is not None:
             return result
-    num_rows, num_groups, n, k, device_index, dtype, sums, result_dtype, index = check_grouped_gemm(
+    form = check_grouped_gemm(
         op,
+        out,
+        a,
+        b,
+        offs,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        scale_b_offset=scale_b_offset,
+        n_segments=n_segments,
+        bias=bias,
+        out_dtype=out_dtype,
+        accumulate=accumulate,
+        config=config,
+    )
+    if out is None:
+        out = a.new_empty((form.num_rows, form.n), dtype=form.out_dtype)
+    if not a.is_cuda:
+        _warn_of_cpu()
+        return grouped_gemm_reference(
+            a, b, offs, scale_a, scale_b, n_segments=n_segments, n_offset=n_offset, out=out
+        )
+    device_kernels(a.get_device())  # says what is missing even where there is nothing to launch
+    # Raises what only the C++ op looks at, such as the limits of TMA.
+    _launch(
+        out,
         a,
         b,
         offs,
         scale_a,
         scale_b,
-        scale_b_offset,
         n_segments,
-        bias,
-        out_dtype if out is None else check_out_dtype(op, out, out_dtype),
+        n_offset,
+        None,  # `out` has it
         accumulate,
+        offs_ready,
         config,
-    )
-    if out is None:
-        out = a.new_empty((num_rows, n), dtype=result_dtype)
-    else:
-        check_out(op, out, a, num_rows, n)
-    if device_index < 0:
-        _warn_of_cpu()
-        return grouped_gemm_reference(
-            a, b, offs, scale_a, scale_b, n_segments=n_segments, n_offset=n_offset, out=out
-        )
-    kernels = device_kernels(device_index)
-    if num_rows == 0 or n == 0:
-        return out
-    if index is None:
-        index = select(dtype, sums, num_rows, num_groups, n, k, kernels.sm_count)
-    if sums.startswith("block"):  # these kernels load both scales
-        scale_a = a.new_ones((), dtype=torch.float32) if scale_a is None else scale_a
-        scale_b = a.new_ones((), dtype=torch.float32) if scale_b is None else scale_b
-    kernels.grouped_gemm_configured(
-        a, b, offs, scale_a, scale_b, out, offs_ready, n_segments, n_offset, index
     )
     return out
 

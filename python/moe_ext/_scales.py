@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from moe_ext._math import ceil_div
+
 SCALE_BLOCK = 128
 """Rows and columns of a weight block with a scale of its own, and columns of a token's."""
 
@@ -18,10 +20,6 @@ class Sizes(NamedTuple):
     num_groups: int
     n: int
     k: int
-
-
-def _ceil_div(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)
 
 
 def has_blocks(
@@ -102,7 +100,7 @@ def check_scale_layouts(
 
 
 def _check_scale_a(op: str, scale: Tensor, sizes: Sizes) -> None:
-    rows, blocks = sizes.num_rows, _ceil_div(sizes.k, SCALE_BLOCK)
+    rows, blocks = sizes.num_rows, ceil_div(sizes.k, SCALE_BLOCK)
     if tuple(scale.shape) not in ((), (1,), (rows,), (rows, 1), (rows, blocks)):
         raise ValueError(
             f"{op}: `scale_a` must have shape (), (1,), (num_rows,) = ({rows},), ({rows}, 1) or "
@@ -114,8 +112,8 @@ def _check_scale_b(
     op: str, scale: Tensor, sizes: Sizes, n_segments: int, n_offset: int, blocks: bool
 ) -> None:
     shape, groups, n = tuple(scale.shape), sizes.num_groups, sizes.n
-    each = _ceil_div(n // n_segments + n_offset, SCALE_BLOCK)
-    along_k = _ceil_div(sizes.k, SCALE_BLOCK)
+    each = ceil_div(n // n_segments + n_offset, SCALE_BLOCK)
+    along_k = ceil_div(sizes.k, SCALE_BLOCK)
     by_group = ((), (1,), (groups,), (groups, 1), (groups, 1, 1))
     by_channel = ((groups, n), (groups, n, 1))
     by_block = ((groups, n_segments * each, along_k), (groups, n_segments, each, along_k))

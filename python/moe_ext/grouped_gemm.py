@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moe_ext._autograd import autograd_kernel
-from moe_ext._checks import check_grouped_gemm, check_out, check_out_dtype
+from moe_ext._checks import check_grouped_gemm
 from moe_ext._run import run_grouped_gemm, run_grouped_gemm_out
 
 _OPTIONS = (
@@ -184,41 +184,15 @@ def grouped_gemm_out(
     )
 
 
-def _check_fake(
-    op: str, out: Tensor | None, a: Tensor, b: Tensor, offs: Tensor, /, **given: Any
-) -> tuple[tuple[int, int], torch.dtype]:
-    """Check fake tensors as real ones but for their addresses; return the result's form."""
-    defaults = {
-        "scale_a": None,
-        "scale_b": None,
-        "scale_b_offset": (0, 0),
-        "n_segments": 1,
-        "bias": None,
-        "out_dtype": None,
-        "accumulate": "promoted",
-        "config": None,
-    }
-    options = defaults | given
-    options.pop("offs_ready", None)
-    if out is not None:
-        options["out_dtype"] = check_out_dtype(op, out, options["out_dtype"])
-    num_rows, _, n, *_, result_dtype, _ = check_grouped_gemm(
-        op, a, b, offs, *options.values(), has_memory=False
-    )
-    if out is not None:
-        check_out(op, out, a, num_rows, n, has_memory=False)
-    return (num_rows, n), result_dtype
-
-
 def _grouped_gemm_fake(a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Tensor:
-    shape, dtype = _check_fake("grouped_gemm", None, a, b, offs, **options)
-    return a.new_empty(shape, dtype=dtype)
+    form = check_grouped_gemm("grouped_gemm", None, a, b, offs, **options, has_memory=False)
+    return a.new_empty((form.num_rows, form.n), dtype=form.out_dtype)
 
 
 def _grouped_gemm_out_fake(
     a: Tensor, b: Tensor, offs: Tensor, *, out: Tensor, **options: Any
 ) -> None:
-    _check_fake("grouped_gemm_out", out, a, b, offs, **options)
+    check_grouped_gemm("grouped_gemm_out", out, a, b, offs, **options, has_memory=False)
 
 
 for _name, _op, _implementation, _fake in (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moe_ext._math import ceil_div
 from moe_ext._scales import SCALE_BLOCK, has_blocks
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
@@ -63,7 +64,7 @@ def grouped_gemm_reference(
     num_rows, n = a.shape[0], b.shape[1]
     if out is None:
         out = torch.empty((num_rows, n), dtype=out_dtype, device=a.device)
-    blocks = has_blocks(scale_a, scale_b, n)
+    blocks = has_blocks(scale_a, scale_b, n, n_segments, n_offset)
     for group, (begin, end) in enumerate(group_rows(offs, num_rows)):
         if begin < end:
             rows, weights = a[begin:end].float(), b[group].float()
@@ -161,7 +162,7 @@ def quantize_fp8_per_block(x: Tensor, block: tuple[int, int]) -> tuple[Tensor, T
         the scale 1.
     """
     *leading, rows, columns = x.shape
-    num_rows, num_columns = -(-rows // block[0]), -(-columns // block[1])
+    num_rows, num_columns = ceil_div(rows, block[0]), ceil_div(columns, block[1])
     padded = x.new_zeros((*leading, num_rows * block[0], num_columns * block[1])).float()
     padded[..., :rows, :columns] = x
     blocks = padded.reshape(*leading, num_rows, block[0], num_columns, block[1])
