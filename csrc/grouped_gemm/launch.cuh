@@ -48,8 +48,8 @@ KernelParams make_kernel_params(Params const& params) {
   result.weight_tiles = count_weight_tiles(kConfig, params.n);
   // K tiles past the end of K are zeros to every CTA that splits it.
   constexpr std::int64_t kStep = std::int64_t{T::kAtomK} * T::kAtomsK * kConfig.split_k;
-  result.k_tiles = narrow((params.k + kStep - 1) / kStep, "k");
-  result.k_blocks = narrow((params.k + kScaleBlock - 1) / kScaleBlock, "k");
+  result.k_tiles = narrow(ceil_div(params.k, kStep), "k");
+  result.k_blocks = narrow(ceil_div(params.k, kScaleBlock), "k");
   result.offs_ready = params.offs_ready ? 1 : 0;
   return result;
 }

@@ -2,6 +2,7 @@
 #include "grouped_gemm/scales.hpp"
 
 #include "common/tensor_checks.hpp"
+#include "grouped_gemm/tiling.hpp"
 
 namespace moe_ext::grouped_gemm {
 namespace {
@@ -21,10 +22,6 @@ float const* check_scale(char const* argument, Tensor const& scale, ScaleShape c
   check_on_device(kOp, argument, scale, shape.device);
   check_dtype(kOp, argument, scale, ScalarType::Float);
   return static_cast<float const*>(scale.const_data_ptr());
-}
-
-std::int64_t ceil_div(std::int64_t dividend, std::int64_t divisor) {
-  return (dividend + divisor - 1) / divisor;
 }
 
 [[noreturn]] void fail_shape(char const* argument, Tensor const& scale, ScaleShape const& shape) {
@@ -103,11 +100,13 @@ WeightScales check_weight_scales(std::optional<Tensor> const& scale, ScaleShape 
     return result;
   }
   result.data = check_scale("scale_b", *scale, shape);
+  // What is said of the blocks' grid leaves no other layout.
+  bool const may_be_by_group = shape.n_segments == 1 && shape.n_offset == 0;
   std::int64_t const dims = scale->dim();
-  if (dims == 0 || (dims == 1 && scale->size(0) == 1)) {
+  if (may_be_by_group && (dims == 0 || (dims == 1 && scale->size(0) == 1))) {
     return result;
   }
-  if (dims > 4 || scale->size(0) != shape.num_groups) {
+  if (dims == 0 || dims > 4 || scale->size(0) != shape.num_groups) {
     fail_shape("scale_b", *scale, shape);
   }
   result.group_stride = step(*scale, 0);
@@ -122,7 +121,7 @@ WeightScales check_weight_scales(std::optional<Tensor> const& scale, ScaleShape 
     result.n_stride = step(*scale, 1);
     return result;
   }
-  if (dims == 1 || (dims <= 3 && one == 1 && two == 1)) {
+  if (may_be_by_group && dims <= 3 && one == 1 && two == 1) {
     return result;  // one for each group
   }
   if (dims == 3 && one == shape.n_segments * segment_blocks && two == k_blocks) {

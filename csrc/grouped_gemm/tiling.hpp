@@ -13,6 +13,10 @@
 
 namespace moe_ext::grouped_gemm {
 
+MOE_EXT_HOST_DEVICE constexpr std::int64_t ceil_div(std::int64_t dividend, std::int64_t divisor) {
+  return (dividend + divisor - 1) / divisor;
+}
+
 inline constexpr int kNumTokenWidths = 13;
 
 /// Token tile widths that have a main loop (WGMMA's N under Swap-AB), ascending.
@@ -82,7 +86,7 @@ MOE_EXT_HOST_DEVICE constexpr TokenTiles split_tokens(int rows) {
 
 /// Weight tiles of one group.
 MOE_EXT_HOST_DEVICE constexpr int count_weight_tiles(Config const& config, std::int64_t n) {
-  return static_cast<int>((n + config.tile_weights - 1) / config.tile_weights);
+  return static_cast<int>(ceil_div(n, config.tile_weights));
 }
 
 /// What one CTA computes in one step.

@@ -84,7 +84,7 @@ struct BlockScaledPromotion {
                                   int num_weights,
                                   int warp_group,
                                   int thread)
-      : ring(ring_), lane_row(thread / 32 * 16 + thread % 32 / 4), lane_column(thread % 4 * 2) {
+      : ring(ring_), lane_row(accumulator_row(thread)), lane_column(accumulator_column(thread)) {
     if constexpr (T::kSwapped) {
 #pragma unroll
       for (int i = 0; i < T::kBlocksM * 2; ++i) {

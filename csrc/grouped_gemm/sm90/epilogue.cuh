@@ -217,8 +217,8 @@ struct Epilogue {
                              int weight_tile,
                              float scale) const {
     auto* out = static_cast<float*>(params.out);
-    int const m = thread / 32 * 16 + thread % 32 / 4;
-    int const n = thread % 4 * 2;
+    int const m = accumulator_row(thread);
+    int const n = accumulator_column(thread);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       Place const to = place(tile, weight_tile, chunk);

@@ -123,8 +123,7 @@ struct Kernel {
 
   __device__ static void load(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
     bool const leader = threadIdx.x == 0;
-    int const first_k_tile = kConfig.split_k > 1 ? cta_rank * params.k_tiles : 0;
-    Load const loader{params.maps, ring, first_k_tile};
+    Load const loader{params.maps, ring, first_k_tile(params, cta_rank)};
     if (!params.offs_ready) {
       cudaGridDependencySynchronize();
     }
@@ -177,9 +176,12 @@ struct Kernel {
 
   /// The load warp's walk again, for scales: they may come from the previous kernel, so none before it has ended.
   __device__ static void load_scales(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
-    int const first_k_tile = kConfig.split_k > 1 ? cta_rank * params.k_tiles : 0;
-    BlockScaleLoad<ConfigTag> const loader{
-        params.scale_a, params.scale_b, ring, params.epilogue.n, params.k_blocks, first_k_tile};
+    BlockScaleLoad<ConfigTag> const loader{params.scale_a,
+                                           params.scale_b,
+                                           ring,
+                                           params.epilogue.n,
+                                           params.k_blocks,
+                                           first_k_tile(params, cta_rank)};
     cudaGridDependencySynchronize();
     Scheduler scheduler = make_scheduler(params);
     State state;
@@ -192,6 +194,11 @@ struct Kernel {
     }
     ring.empty[state.stage].wait(state.phase ^ 1);
     ring.full[state.stage].arrive();
+  }
+
+  /// Where a CTA's part of K begins.
+  __device__ static int first_k_tile(KernelParams const& params, int cta_rank) {
+    return kConfig.split_k > 1 ? cta_rank * params.k_tiles : 0;
   }
 
   __device__ static Scheduler make_scheduler(KernelParams const& params) {

@@ -41,7 +41,7 @@ struct OutputScales {
     auto const token_scale = [&](int token) {
       return a.data == nullptr || token >= tile.token_end ? 1.f : a.data[token * a.row_stride];
     };
-    int const lane_row = thread / 32 * 16 + thread % 32 / 4;
+    int const lane_row = accumulator_row(thread);
     vary = a.row_stride != 0 || b.n_stride != 0;
     if (!vary) {
       // All lanes read the same (both strides are 0), through addresses that look different: the compiler would

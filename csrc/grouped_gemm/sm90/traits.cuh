@@ -10,6 +10,16 @@
 
 namespace moe_ext::grouped_gemm {
 
+/// First of the two rows of a 64-row block that `thread` of a warp group holds accumulators of; the other is 8 below.
+__device__ inline int accumulator_row(int thread) {
+  return thread / 32 * 16 + thread % 32 / 4;
+}
+
+/// First of the two neighbouring columns of every 8 that it holds.
+__device__ inline int accumulator_column(int thread) {
+  return thread % 4 * 2;
+}
+
 template <class ConfigTag>
 struct Traits {
   static constexpr Config kConfig = ConfigTag::value;
@@ -29,7 +39,7 @@ struct Traits {
   static constexpr int kMmaThreads = 128 * kConfig.mma_warp_groups;
   static constexpr int kThreads = 128 + kMmaThreads;
 
-  // One warp of the load warp group works; it needs few registers, and what it gives up the math warp groups
+  // One warp of the load warp group works, two with block scales; they need few registers, and what they give up the mma warp groups
   // take. The register file holds 64 Ki words; the launch hands every thread the same share.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kConfig.ctas_per_sm) / 8 * 8;
   static constexpr bool kTight =
@@ -51,7 +61,7 @@ struct Traits {
   static_assert(kConfig.tile_k_bytes % kAtomBytes == 0, "a stage is whole swizzle atoms of K");
   static_assert(kSwapped || kConfig.tile_tokens % 8 == 0, "a TMA box is whole swizzle atoms");
   static_assert((kConfig.dtype == Dtype::BF16) == (kConfig.accumulate == Accumulate::FP32),
-                "BF16 accumulates in fp32; FP8 is promoted or fast");
+                "BF16 accumulates in fp32; FP8 is promoted, fast or block-scaled");
 };
 
 }  // namespace moe_ext::grouped_gemm
