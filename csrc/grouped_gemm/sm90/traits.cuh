@@ -39,8 +39,8 @@ struct Traits {
   static constexpr int kMmaThreads = 128 * kConfig.mma_warp_groups;
   static constexpr int kThreads = 128 + kMmaThreads;
 
-  // One warp of the load warp group works, two with block scales; they need few registers, and what they give up the mma warp groups
-  // take. The register file holds 64 Ki words; the launch hands every thread the same share.
+  // One warp of the load warp group works, two with block scales; they need few registers, and what they give up
+  // the mma warp groups take. The register file holds 64 Ki words; the launch hands every thread the same share.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kConfig.ctas_per_sm) / 8 * 8;
   static constexpr bool kTight =
       kConfig.mma_warp_groups == 3 || (kConfig.mma_warp_groups == 1 && kBlocksM * kMaxTileN >= 256);
