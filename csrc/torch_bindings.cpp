@@ -38,12 +38,14 @@ std::string build_info() {
 }  // namespace moe_ext
 
 STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
-  // a (num_rows, k), b (num_groups, n, k), offs (num_groups,) int32 end rows, scales as in scales.hpp,
-  // out (num_rows, n), config = row of configs.def
+  // a (num_rows, k) with offs (num_groups,) int32 end rows, or (num_groups, max_rows, k) with counts in their place;
+  // b (num_groups, n, k), scales as in scales.hpp, bias (num_groups, n), out (num_rows, n) or (num_groups, max_rows,
+  // n), config = row of configs.def
   m.def(
-      "grouped_gemm_configured(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, Tensor(a!) "
-      "out, "
-      "bool offs_ready, int n_segments, int scale_n_offset, int config) -> ()");
+      "grouped_gemm_configured(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, Tensor? "
+      "bias, "
+      "Tensor(a!) out, bool offs_ready, int n_segments, int scale_n_offset, int scale_k_offset, int config) "
+      "-> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Lines of key=value

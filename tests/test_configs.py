@@ -61,6 +61,7 @@ def test_fields_hold_known_values():
             ("fp8", "promoted"),
             ("fp8", "fast"),
             ("fp8", "block"),
+            ("fp8", "shifted"),
         )
         assert config.tile_weights % 64 == 0
         assert config.tile_tokens % 8 == 0

@@ -11,7 +11,13 @@ from moe_ext import _dispatch
 from moe_ext._configs import matching_configs
 from moe_ext._dispatch_table import KEPT_FOR_TUNING, TABLE, Row
 
-KINDS = [("bf16", "fp32"), ("fp8", "promoted"), ("fp8", "fast"), ("fp8", "block")]
+KINDS = [
+    ("bf16", "fp32"),
+    ("fp8", "promoted"),
+    ("fp8", "fast"),
+    ("fp8", "block"),
+    ("fp8", "shifted"),
+]
 ROWS = [0, 1, 2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 131072]
 # (num_groups, n, k) of both GEMMs of layers in use, whole and as shards.
 SHAPES = [

@@ -106,7 +106,11 @@ BF16_ERRORS = {
     ),
     "no_groups": (with_groups(0), "`b` must have 1 to 4096 groups, got 0"),
     "too_many_groups": (with_groups(4097), "`b` must have 1 to 4096 groups, got 4097"),
-    "k_alignment": (with_k(36), "`a` must have k a multiple of 8 (16 bytes of bfloat16), got 36"),
+    "k_alignment": (
+        with_k(36),
+        "multiples of 8 (16 bytes), got strides (36, 1) for shape (6, 36); moe_ext.pad_rows makes "
+        "such a copy",
+    ),
     "n_multiple_of_8": (
         changed("b", lambda old, _: old[:, :12].contiguous()),
         "`b` must have n a multiple of 8 for bfloat16 output, got 12",
@@ -130,7 +134,14 @@ BF16_ERRORS = {
         changed("accumulate", value("fast")),
         '`accumulate` must be "promoted" (the default) for bfloat16 operands',
     ),
-    "bias": (changed("bias", ones(GROUPS, N)), "`bias` must be None (a bias is not supported yet)"),
+    "bias_dtype": (
+        changed("bias", ones(GROUPS, N, dtype=torch.float16)),
+        "`bias` must be bfloat16 or float32, got float16",
+    ),
+    "bias_shape": (
+        changed("bias", ones(N)),
+        "`bias` must have shape (num_groups, n) = (3, 16), got (16,)",
+    ),
     "n_segments": (
         changed("n_segments", value(2)),
         "`n_segments` must be 1 where `scale_b` is not per block, got 2",
@@ -151,7 +162,8 @@ FP8_ERRORS = {
     ),
     "k_alignment": (
         with_k(40),
-        "`a` must have k a multiple of 16 (16 bytes of float8_e4m3fn), got 40",
+        "multiples of 16 (16 bytes), got strides (40, 1) for shape (6, 40); moe_ext.pad_rows makes "
+        "such a copy",
     ),
     "scale_a_dtype": (
         changed("scale_a", ones(dtype=torch.bfloat16)),
@@ -199,8 +211,10 @@ FP8_ERRORS = {
         "`scale_b_offset` must be (n0, k0), each 0 to 127, got (0,)",
     ),
     "scale_b_offset_along_k": (
-        changed("scale_b_offset", value([0, 64])),
-        "`scale_b_offset` must be (n0, 0) (blocks that begin inside k are not supported yet)",
+        lambda arguments, device: arguments.update(
+            scale_b=torch.ones(GROUPS, 1, 1, device=device), scale_b_offset=(0, 100)
+        ),
+        "with n_segments=1 and scale_b_offset=(0, 100) (3, 1, 2) or (3, 1, 1, 2), got (3, 1, 1)",
     ),
     "n_segments": (
         changed("n_segments", value(3)),
@@ -300,3 +314,63 @@ def test_tensors_on_mixed_devices(name):
     arguments[name] = arguments[name].cpu()
     expected = "where `a` is, got" if name == "a" else f"`{name}` must be on cuda:0, where `a` is"
     expect_error(arguments, expected, op)
+
+
+MASKED_ERRORS = {
+    "a_rank": (
+        changed("a", lambda old, _: old[0]),
+        "`a` must have shape (num_groups, max_rows, k), got (6, 32)",
+    ),
+    "a_groups": (
+        changed("a", lambda old, _: old[:2]),
+        "`a` must have 3 groups to match `b`, got shape (2, 6, 32)",
+    ),
+    "a_gap": (
+        changed("a", lambda old, _: old.repeat(1, 2, 1)[:, :ROWS]),
+        "`a` must have groups that follow each other without a gap, 6 x 32 elements apart",
+    ),
+    "counts_dtype": (
+        changed("counts", lambda old, _: old.long()),
+        "`counts` must be int32, got int64",
+    ),
+    "counts_shape": (
+        changed("counts", lambda old, _: old[:2]),
+        "`counts` must have shape (num_groups,) = (3,) to match `b`, got (2,)",
+    ),
+    "scale_a_shape": (
+        changed("scale_a", ones(ROWS)),
+        "`scale_a` must have shape (), (1,), (num_groups, max_rows) = (3, 6), (3, 6, 1) or "
+        "(num_groups, max_rows, ceil(k / 128)) = (3, 6, 1), got (6,)",
+    ),
+    "expected_rows": (
+        changed("expected_rows", value(-1)),
+        "`expected_rows` must not be negative, got -1",
+    ),
+}
+
+
+def valid_masked_arguments(device):
+    arguments = valid_arguments(device, FP8)
+    a = torch.ones(GROUPS, ROWS, K, device=device).to(FP8)
+    return {"a": a, "b": arguments["b"], "counts": arguments["offs"]}
+
+
+@pytest.mark.parametrize("name", MASKED_ERRORS)
+def test_masked_error(name, device):
+    change, message = MASKED_ERRORS[name]
+    arguments = valid_masked_arguments(device)
+    change(arguments, device)
+    expect_error(arguments, message, "grouped_gemm_masked")
+
+
+def test_masked_out_error(device):
+    arguments = valid_masked_arguments(device)
+    arguments["out"] = torch.zeros(GROUPS * ROWS, N, device=device)
+    message = "`out` must have shape (num_groups, max_rows, n) = (3, 6, 16), got (18, 16)"
+    expect_error(arguments, message, "grouped_gemm_masked_out")
+
+
+def test_a_masked_tensor_is_not_taken_for_a_contiguous_one(device):
+    arguments = valid_masked_arguments(device)
+    arguments["offs"] = arguments.pop("counts")
+    expect_error(arguments, "`a` must have shape (num_rows, k), got (3, 6, 32)")

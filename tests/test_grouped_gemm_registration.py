@@ -223,7 +223,7 @@ FP8 = torch.float8_e4m3fn
         ({"offs": torch.empty(2)}, "`offs` must be int32"),
         ({"offs": torch.empty(3, dtype=torch.int32)}, "`offs` must have shape"),
         ({"b": torch.empty(2, 9, 16).bfloat16()}, "n a multiple of 8"),
-        ({"bias": torch.empty(2, 8)}, "`bias` must be None"),
+        ({"bias": torch.empty(2, 9)}, "`bias` must have shape"),
         ({"scale_a": torch.empty(())}, "`scale_a` must be None"),
         ({"out": torch.empty(3, 9).bfloat16()}, "`out` must have shape"),
         ({"out": torch.empty(8, 3).bfloat16().T}, "`out` must have a contiguous last"),

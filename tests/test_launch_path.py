@@ -18,12 +18,14 @@ def launches(monkeypatch):
     """Route `_launch` to the reference; collects the arguments of every launch."""
     calls = []
 
-    def configured(a, b, offs, scale_a, scale_b, out, offs_ready, n_segments, n_offset, index):
+    def configured(
+        a, b, offs, scale_a, scale_b, bias, out, offs_ready, n_segments, n_offset, k_offset, index
+    ):
         if offs.dtype is not torch.int32:
             raise ValueError("grouped_gemm: `offs` must have dtype Int, got Long")
         calls.append((offs_ready, index))
-        layout = {"n_segments": n_segments, "n_offset": n_offset}
-        grouped_gemm_reference(a, b, offs, scale_a, scale_b, **layout, out=out)
+        layout = {"n_segments": n_segments, "scale_b_offset": (n_offset, k_offset)}
+        grouped_gemm_reference(a, b, offs, scale_a, scale_b, bias=bias, **layout, out=out)
 
     kernels = types.SimpleNamespace(sm_count=132, grouped_gemm_configured=configured)
     monkeypatch.setattr(MODULE, "device_kernels", lambda index: kernels)
@@ -39,11 +41,11 @@ def launch(
     a, b, offs, *, out=None, scales=(None, None), out_dtype=None, accumulate="promoted", **options
 ):
     ready, config = options.get("offs_ready", False), options.get("config")
-    layout = options.get("n_segments", 1), options.get("n_offset", 0)
+    layout = options.get("n_segments", 1), options.get("n_offset", 0), options.get("k_offset", 0)
+    masked, rows = options.get("masked", False), options.get("expected_rows")
+    tensors = (masked, out, a, b, offs, *scales, options.get("bias"))
     try:
-        return MODULE._launch(
-            out, a, b, offs, *scales, *layout, out_dtype, accumulate, ready, config
-        )
+        return MODULE._launch(*tensors, *layout, out_dtype, accumulate, ready, config, rows)
     except ValueError:  # the other way to refuse
         return None
 
@@ -79,6 +81,30 @@ def test_scales_per_block_select_kernels_that_take_them(launches, n_segments, n_
     assert chosen.accumulate == "block"
     assert chosen.order in orders
     assert launch(a, b, offs, scales=scales, accumulate="fast") is None
+
+
+def test_blocks_that_begin_inside_k_have_kernels_of_their_own(launches):
+    a, b, offs = problem(torch.float8_e4m3fn)
+    scales = torch.ones(5, 1), torch.rand(2, 1, 2)
+    out = launch(a, b, offs, scales=scales, k_offset=100)
+    assert torch.equal(out, grouped_gemm_reference(a, b, offs, *scales, scale_b_offset=(0, 100)))
+    assert moe_ext.kernels()[launches[0][1]].accumulate == "shifted"
+
+
+def test_a_masked_call_is_one_launch(launches):
+    a, b, counts = torch.randn(2, 3, 32), torch.randn(2, 16, 32), torch.tensor([3, 1])
+    a, b, counts = a.bfloat16(), b.bfloat16(), counts.int()
+    bias = torch.randn(2, 16)
+    out = launch(a, b, counts, masked=True, bias=bias)
+    expected = grouped_gemm_reference(a, b, counts, bias=bias)
+    assert out.shape == (2, 3, 16)
+    assert torch.equal(out[0], expected[0])
+    assert torch.equal(out[1, :1], expected[1, :1])
+    launch(a, b, counts, masked=True, expected_rows=1)
+    assert len(launches) == 2
+    assert launch(a, b, counts, masked=True, expected_rows=-1) is None
+    assert launch(a[0], b, counts, masked=True) is None
+    assert launch(a, b, counts) is None
 
 
 def test_a_named_kernel_runs(launches):

@@ -19,6 +19,7 @@ enum class Accumulate {
   Promoted,  ///< FP8: tensor-core sums over at most 128 of K are added into fp32 registers
   Fast,      ///< FP8: the tensor core's accumulator (about 14 bits of mantissa) over all of K
   Block,     ///< FP8: promoted, and each sum over 128 of K multiplied by its own two scales
+  Shifted,  ///< the same where the weights' scale blocks do not begin at multiples of 128 of K: two sums in each 128
 };
 
 struct Config {

@@ -37,6 +37,8 @@ constexpr std::string_view name(Accumulate accumulate) {
       return "Fast";
     case Accumulate::Block:
       return "Block";
+    case Accumulate::Shifted:
+      return "Shifted";
   }
   return "";
 }

@@ -20,36 +20,36 @@ KernelParams make_kernel_params(Params const& params) {
   KernelParams result{};
   TensorMapDim const weights[] = {{size(params.k), 0, kBoxK},
                                   {size(params.n), size(params.b_row_stride_bytes), kBoxWeights},
-                                  {size(params.num_groups), size(params.b_group_stride_bytes), 1}};
+                                  {size(params.groups.num_groups), size(params.b_group_stride_bytes), 1}};
   result.maps.weights = make_tensor_map(kType, params.b, weights);
   for (int i = 0; i < kNumTokenWidths; ++i) {
     if (has_token_width(kConfig, token_width(i))) {
       auto const rows = static_cast<std::uint32_t>(token_width(i));
       TensorMapDim const tokens[] = {{size(params.k), 0, kBoxK},
-                                     {size(params.num_rows), size(params.a_row_stride_bytes), rows}};
+                                     {size(params.groups.num_rows), size(params.a_row_stride_bytes), rows}};
       result.maps.tokens[i] = make_tensor_map(kType, params.a, tokens);
     }
   }
   if (params.out_dtype == OutDtype::BF16) {
     constexpr std::uint32_t kBoxOut = Epilogue<ConfigTag>::kChunk;
     TensorMapDim const out[] = {{size(params.n), 0, kBoxOut},
-                                {size(params.num_rows), size(params.out_row_stride * 2), kBoxOut}};
+                                {size(params.groups.num_rows), size(params.out_row_stride * 2), kBoxOut}};
     result.maps.out = make_tensor_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, params.out, out);
   }
   result.epilogue = {.out = params.out,
                      .out_row_stride = params.out_row_stride,
                      .n = narrow(params.n, "n"),
                      .out_dtype = params.out_dtype};
-  result.offs = params.offs;
+  result.groups = params.groups;
   result.scale_a = params.scale_a;
   result.scale_b = params.scale_b;
-  result.num_groups = narrow(params.num_groups, "num_groups");
-  result.num_rows = narrow(params.num_rows, "num_rows");
+  result.bias = params.bias;
   result.weight_tiles = count_weight_tiles(kConfig, params.n);
   // K tiles past the end of K are zeros to every CTA that splits it.
   constexpr std::int64_t kStep = std::int64_t{T::kAtomK} * T::kAtomsK * kConfig.split_k;
   result.k_tiles = narrow(ceil_div(params.k, kStep), "k");
   result.k_blocks = narrow(ceil_div(params.k, kScaleBlock), "k");
+  result.weight_k_blocks = narrow(ceil_div(params.k + params.scale_b.k_offset, kScaleBlock), "k");
   result.offs_ready = params.offs_ready ? 1 : 0;
   return result;
 }
@@ -58,7 +58,8 @@ template <class ConfigTag>
 void launch(Params const& params, cudaStream_t stream) {
   using T = Traits<ConfigTag>;
   constexpr Config kConfig = T::kConfig;
-  std::int64_t const grid = grid_size(kConfig, params.sm_count, params.num_rows, params.num_groups, params.n);
+  std::int64_t const grid =
+      grid_size(kConfig, params.sm_count, params.groups.num_rows, params.groups.num_groups, params.n);
   LaunchShape const shape{.grid = static_cast<unsigned>(grid),
                           .threads = T::kThreads,
                           .cluster = static_cast<unsigned>(kConfig.split_k),

@@ -5,18 +5,22 @@
 
 namespace moe_ext::grouped_gemm {
 
+/// Dtype of the result and of a bias.
 enum class OutDtype { BF16, FP32 };
 
-/// Scales of `a`: data[row * row_stride + k_block * k_stride]; null is 1, a stride of 0 repeats.
+/// Scales of `a`: data[group * group_shift + row * row_stride + k_block * k_stride]; null is 1, a stride of 0 repeats.
+/// `group_shift` is 0 where rows of all groups are a row_stride apart.
 struct TokenScales {
   float const* data;
   std::int64_t row_stride;
   std::int64_t k_stride;
+  std::int64_t group_shift;
 };
 
 /// Scales of `b`. Without blocks: data[group * group_stride + n * n_stride]. With blocks of 128 x 128: the n rows are
 /// `segments` equal parts (gate and up), each with blocks of its own, the first of which lacks its first `n_offset`
-/// rows: data[group * group_stride + segment * segment_stride + n_block * n_stride + k_block * k_stride].
+/// rows: data[group * group_stride + segment * segment_stride + n_block * n_stride + k_block * k_stride]. Likewise the
+/// first block along k lacks its first `k_offset` elements.
 struct WeightScales {
   float const* data;
   std::int64_t group_stride;
@@ -26,17 +30,34 @@ struct WeightScales {
   int segment_n;       // rows of a segment
   int segment_blocks;  // blocks of a segment along n
   int n_offset;
+  int k_offset;
+};
+
+/// What is added to every row of a group: data[group * group_stride + n * n_stride]; null is 0.
+struct Bias {
+  void const* data;
+  std::int64_t group_stride;  // elements
+  std::int64_t n_stride;
+  OutDtype dtype;
+};
+
+/// Where the rows of each group lie. Contiguous: offs[g] is the end row of group g, its first that of the group
+/// before. Masked: group g has max_rows rows, the first offs[g] of which count.
+struct GroupRows {
+  int const* offs;  // (num_groups,) end rows, or counts
+  int num_groups;
+  int num_rows;  // of `a`
+  int max_rows;  // 0: contiguous
 };
 
 struct Params {
-  void const* a;    // (num_rows, k), K contiguous
-  void const* b;    // (num_groups, n, k), K contiguous
-  int const* offs;  // (num_groups,) end row of each group
+  void const* a;  // (num_rows, k), K contiguous
+  void const* b;  // (num_groups, n, k), K contiguous
+  GroupRows groups;
   TokenScales scale_a;
   WeightScales scale_b;
+  Bias bias;
   void* out;  // (num_rows, n), N contiguous
-  std::int64_t num_rows;
-  std::int64_t num_groups;
   std::int64_t n;
   std::int64_t k;
   std::int64_t a_row_stride_bytes;

@@ -10,7 +10,7 @@ namespace {
 constexpr char const* kOp = "grouped_gemm";
 
 bool block_scaled(ScaleShape const& shape) {
-  return shape.kernel.accumulate == Accumulate::Block;
+  return shape.kernel.accumulate == Accumulate::Block || shape.kernel.accumulate == Accumulate::Shifted;
 }
 
 float const* check_scale(char const* argument, Tensor const& scale, ScaleShape const& shape) {
@@ -56,22 +56,30 @@ TokenScales check_token_scales(std::optional<Tensor> const& scale, ScaleShape co
     check_value(!block_scaled(shape), kOp, ": `scale_a` must be given with scales per block, got none");
     return {};
   }
-  TokenScales result{.data = check_scale("scale_a", *scale, shape), .row_stride = 0, .k_stride = 0};
+  TokenScales result{
+      .data = check_scale("scale_a", *scale, shape), .row_stride = 0, .k_stride = 0, .group_shift = 0};
   std::int64_t const dims = scale->dim();
-  if (dims > 2) {
-    fail_shape("scale_a", *scale, shape);
-  }
   if (dims == 0 || (dims == 1 && scale->size(0) == 1)) {
     return result;
   }
-  std::int64_t const columns = size_or_one(*scale, 1);
+  bool const masked = shape.max_rows > 0;
+  std::int64_t const row_dims = masked ? 2 : 1;
+  std::int64_t const columns = size_or_one(*scale, row_dims);
   bool const blocks = block_scaled(shape) && columns == ceil_div(shape.k, kScaleBlock);
-  if (scale->size(0) != shape.num_rows || (columns != 1 && !blocks)) {
+  bool const rows_fit = masked
+                            ? scale->size(0) == shape.num_groups && size_or_one(*scale, 1) == shape.max_rows
+                            : scale->size(0) == shape.num_rows;
+  if (dims < row_dims || dims > row_dims + 1 || !rows_fit || (columns != 1 && !blocks)) {
     fail_shape("scale_a", *scale, shape);
   }
+  result.k_stride = step(*scale, row_dims);
   // A stride of 0 would say "one for all rows": with one row any other does.
-  result.row_stride = shape.num_rows > 1 ? scale->stride(0) : 0;
-  result.k_stride = step(*scale, 1);
+  if (!masked || shape.max_rows == 1) {
+    result.row_stride = step(*scale, 0);
+  } else {
+    result.row_stride = step(*scale, 1);
+    result.group_shift = step(*scale, 0) - shape.max_rows * result.row_stride;
+  }
   return result;
 }
 
@@ -85,6 +93,12 @@ WeightScales check_weight_scales(std::optional<Tensor> const& scale, ScaleShape 
               kOp,
               ": `scale_b_offset` must begin with 0, or 0 to 127 with scales per block, got ",
               shape.n_offset);
+  check_value(
+      shape.k_offset == 0 || (shape.kernel.accumulate == Accumulate::Shifted && shape.k_offset > 0 &&
+                              shape.k_offset < kScaleBlock),
+      kOp,
+      ": `scale_b_offset` must end with 0, or 0 to 127 with a kernel for blocks that begin inside k, got ",
+      shape.k_offset);
   std::int64_t const segment_n = shape.n / shape.n_segments;
   std::int64_t const segment_blocks = ceil_div(segment_n + shape.n_offset, kScaleBlock);
   WeightScales result{.data = nullptr,
@@ -94,14 +108,15 @@ WeightScales check_weight_scales(std::optional<Tensor> const& scale, ScaleShape 
                       .k_stride = 0,
                       .segment_n = static_cast<int>(segment_n),
                       .segment_blocks = static_cast<int>(segment_blocks),
-                      .n_offset = static_cast<int>(shape.n_offset)};
+                      .n_offset = static_cast<int>(shape.n_offset),
+                      .k_offset = static_cast<int>(shape.k_offset)};
   if (!scale.has_value()) {
     check_value(!blocked, kOp, ": `scale_b` must be given with scales per block, got none");
     return result;
   }
   result.data = check_scale("scale_b", *scale, shape);
   // What is said of the blocks' grid leaves no other layout.
-  bool const may_be_by_group = shape.n_segments == 1 && shape.n_offset == 0;
+  bool const may_be_by_group = shape.n_segments == 1 && shape.n_offset == 0 && shape.k_offset == 0;
   std::int64_t const dims = scale->dim();
   if (may_be_by_group && (dims == 0 || (dims == 1 && scale->size(0) == 1))) {
     return result;
@@ -113,7 +128,7 @@ WeightScales check_weight_scales(std::optional<Tensor> const& scale, ScaleShape 
   std::int64_t const one = size_or_one(*scale, 1);
   std::int64_t const two = size_or_one(*scale, 2);
   std::int64_t const three = size_or_one(*scale, 3);
-  std::int64_t const k_blocks = ceil_div(shape.k, kScaleBlock);
+  std::int64_t const k_blocks = ceil_div(shape.k + shape.k_offset, kScaleBlock);
   if (!blocked) {
     if ((one != 1 && one != shape.n) || two != 1 || three != 1) {
       fail_shape("scale_b", *scale, shape);

@@ -49,6 +49,12 @@ MOE_EXT_HOST_DEVICE constexpr RowRange clamp_rows(int begin, int end, int num_ro
   return {begin, end < begin ? begin : end};
 }
 
+/// The same in the masked layout: group `group` begins at its own max_rows rows, `count` of which count.
+MOE_EXT_HOST_DEVICE constexpr RowRange masked_rows(int group, int count, int max_rows) {
+  int const begin = group * max_rows;
+  return {begin, begin + clamp_row(count, max_rows)};
+}
+
 /// A group's rows as `count` tiles of `width` tokens each; the last one may be ragged.
 struct TokenTiles {
   int count;

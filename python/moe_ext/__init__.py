@@ -9,6 +9,7 @@ from moe_ext._configs import GroupedGemmConfig, all_configs
 from moe_ext._explain import Explanation, explain
 from moe_ext._version import __version__
 from moe_ext.grouped_gemm import grouped_gemm, grouped_gemm_out
+from moe_ext.grouped_gemm_masked import grouped_gemm_masked, grouped_gemm_masked_out
 
 __all__ = [
     "Explanation",
@@ -17,6 +18,8 @@ __all__ = [
     "build_info",
     "explain",
     "grouped_gemm",
+    "grouped_gemm_masked",
+    "grouped_gemm_masked_out",
     "grouped_gemm_out",
     "kernels",
     "reference",

@@ -30,7 +30,7 @@ def _comes_to_backend(keyset: int) -> bool:
 
 
 def autograd_kernel(op: Any, implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the Autograd kernel of `op`, one of `grouped_gemm` and `grouped_gemm_out`."""
+    """Make the Autograd kernel of `op`, a grouped GEMM."""
 
     def kernel(keyset: Any, a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Any:
         # The dispatcher would only come to the implementation: going there directly saves 2 us.
@@ -41,7 +41,7 @@ def autograd_kernel(op: Any, implementation: Callable[..., Any]) -> Callable[...
                 with torch._C._AutoDispatchBelowAutograd():
                     return op.redispatch(keyset & _BELOW_AUTOGRAD, a, b, offs, **options)
 
-            inputs = (a, b, options.get("scale_a"), options.get("scale_b"))
+            inputs = (a, b, options.get("scale_a"), options.get("scale_b"), options.get("bias"))
             out = options.get("out")
             if _needs_gradients(inputs, out):
                 result = _InferenceOnly.apply(  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Every documented argument error of `grouped_gemm`, found on the host before anything is launched.
+"""Every documented argument error of the grouped GEMMs, found on the host before any launch.
 
 On the CPU it runs in each call; on CUDA the C++ op checks first, and this puts its refusals into
 words. Sizes are read once, messages put together only when one is needed.
@@ -26,8 +26,7 @@ _INT32 = torch.int32
 class Checked(NamedTuple):
     """What a call without a mistake gives."""
 
-    num_rows: int
-    n: int
+    out_shape: tuple[int, ...]
     out_dtype: torch.dtype
 
 
@@ -38,6 +37,7 @@ def check_grouped_gemm(
     b: Tensor,
     offs: Tensor,
     *,
+    masked: bool = False,
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
     scale_b_offset: Sequence[int] = (0, 0),
@@ -47,12 +47,15 @@ def check_grouped_gemm(
     accumulate: str = "promoted",
     offs_ready: bool = False,  # nothing about it can be wrong
     config: str | None = None,
+    expected_rows: int | None = None,
     has_memory: bool = True,
 ) -> Checked:
     """Raise a ValueError for the first argument that breaks the contract.
 
-    `has_memory` is False for meta and fake tensors, whose addresses cannot be checked.
+    `masked` is for `grouped_gemm_masked`, whose counts come as `offs`. `has_memory` is False for
+    meta and fake tensors, whose addresses cannot be checked.
     """
+    ends = "counts" if masked else "offs"
     if out is not None:
         out_dtype = _check_out_dtype(op, out, out_dtype)
     dtype = a.dtype
@@ -72,7 +75,7 @@ def check_grouped_gemm(
     if b.dtype is not dtype:
         raise ValueError(f"{op}: `b` must be {_dtype(dtype)} to match `a`, got {_dtype(b.dtype)}")
     if offs.dtype is not _INT32:
-        raise ValueError(f"{op}: `offs` must be int32, got {_dtype(offs.dtype)}")
+        raise ValueError(f"{op}: `{ends}` must be int32, got {_dtype(offs.dtype)}")
     if out_dtype is None:
         out_dtype = _BF16
     elif out_dtype is not _BF16 and out_dtype is not _FP32:
@@ -82,14 +85,15 @@ def check_grouped_gemm(
     if b.device != device:
         raise ValueError(_device_message(op, "b", b, a))
     if offs.device != device:
-        raise ValueError(_device_message(op, "offs", offs, a))
+        raise ValueError(_device_message(op, ends, offs, a))
 
     a_shape, b_shape = a.shape, b.shape
-    if len(a_shape) != 2:
-        raise ValueError(f"{op}: `a` must have shape (num_rows, k), got {tuple(a_shape)}")
+    if len(a_shape) != (3 if masked else 2):
+        form = "(num_groups, max_rows, k)" if masked else "(num_rows, k)"
+        raise ValueError(f"{op}: `a` must have shape {form}, got {tuple(a_shape)}")
     if len(b_shape) != 3:
         raise ValueError(f"{op}: `b` must have shape (num_groups, n, k), got {tuple(b_shape)}")
-    num_rows, k = a_shape
+    *rows, k = a_shape
     num_groups, n, b_k = b_shape
     if b_k != k:
         raise ValueError(
@@ -98,15 +102,14 @@ def check_grouped_gemm(
         )
     if not 0 < num_groups <= MAX_GROUPS:
         raise ValueError(f"{op}: `b` must have 1 to {MAX_GROUPS} groups, got {num_groups}")
+    if masked and rows[0] != num_groups:
+        raise ValueError(
+            f"{op}: `a` must have {num_groups} groups to match `b`, got shape {tuple(a_shape)}"
+        )
     if offs.shape != (num_groups,):
         raise ValueError(
-            f"{op}: `offs` must have shape (num_groups,) = ({num_groups},) to match `b`, "
+            f"{op}: `{ends}` must have shape (num_groups,) = ({num_groups},) to match `b`, "
             f"got {tuple(offs.shape)}"
-        )
-    if k * item_bytes % _ALIGNMENT_BYTES:
-        raise ValueError(
-            f"{op}: `a` must have k a multiple of {_ALIGNMENT_BYTES // item_bytes} "
-            f"({_ALIGNMENT_BYTES} bytes of {_dtype(dtype)}), got {k}"
         )
     n_multiple = 8 if out_dtype is _BF16 else 4
     if n % n_multiple:
@@ -115,18 +118,10 @@ def check_grouped_gemm(
             f"got {n}"
         )
 
-    row_stride, inner = a.stride()
-    if (inner != 1 and k > 1) or (num_rows > 1 and _bad_stride(row_stride, k, item_bytes)):
-        raise ValueError(_stride_message(op, "a", a, k, item_bytes))
-    group_stride, row_stride, inner = b.stride()
-    if (
-        (inner != 1 and k > 1)
-        or (n > 1 and _bad_stride(row_stride, k, item_bytes))
-        or (num_groups > 1 and _bad_stride(group_stride, k, item_bytes))
-    ):
-        raise ValueError(_stride_message(op, "b", b, k, item_bytes))
+    _check_rows(op, "a", a, k, item_bytes)
+    _check_rows(op, "b", b, k, item_bytes)
     if num_groups > 1 and offs.stride() != (1,):
-        raise ValueError(f"{op}: `offs` must be contiguous, got stride {offs.stride()[0]}")
+        raise ValueError(f"{op}: `{ends}` must be contiguous, got stride {offs.stride()[0]}")
     if has_memory and (a.data_ptr() | b.data_ptr()) % _ALIGNMENT_BYTES:
         argument, tensor = ("a", a) if a.data_ptr() % _ALIGNMENT_BYTES else ("b", b)
         raise ValueError(_pointer_message(op, argument, tensor))
@@ -143,18 +138,47 @@ def check_grouped_gemm(
         scale_b_offset,
         n_segments,
         accumulate,
-        Sizes(num_rows, num_groups, n, k),
+        Sizes(tuple(rows), num_groups, n, k),
     )
     if bias is not None:
-        raise ValueError(
-            f"{op}: `bias` must be None (a bias is not supported yet), got shape "
-            f"{tuple(bias.shape)}"
-        )
+        _check_bias(op, bias, a, num_groups, n)
+    if expected_rows is not None and expected_rows < 0:
+        raise ValueError(f"{op}: `expected_rows` must not be negative, got {expected_rows}")
     if config is not None:
         config_index(op, config, name, sums)
     if out is not None:
-        _check_out(op, out, a, num_rows, n, has_memory)
-    return Checked(num_rows, n, out_dtype)
+        _check_out(op, out, a, n, has_memory)
+    return Checked((*rows, n), out_dtype)
+
+
+def _check_rows(op: str, argument: str, tensor: Tensor, row_elems: int, item_bytes: int) -> None:
+    """Raise a ValueError unless TMA can describe the rows of `tensor`, (..., rows, row_elems)."""
+    *outer, inner = tensor.stride()
+    if (inner != 1 and row_elems > 1) or any(
+        size > 1 and _bad_stride(stride, row_elems, item_bytes)
+        for size, stride in zip(tensor.shape, outer, strict=False)
+    ):
+        raise ValueError(_stride_message(op, argument, tensor, row_elems, item_bytes))
+    # Masked `a` and `out`: TMA sees the rows of all groups as one dimension.
+    if argument != "b" and len(outer) == 2 and tensor.shape[0] > 1 and tensor.shape[1] > 1:
+        rows = tensor.shape[1]
+        if outer[0] != rows * outer[1] and row_elems > 0:
+            raise ValueError(
+                f"{op}: `{argument}` must have groups that follow each other without a gap, "
+                f"{rows} x {outer[1]} elements apart, got strides {tensor.stride()}"
+            )
+
+
+def _check_bias(op: str, bias: Tensor, a: Tensor, num_groups: int, n: int) -> None:
+    if bias.dtype is not _BF16 and bias.dtype is not _FP32:
+        raise ValueError(f"{op}: `bias` must be bfloat16 or float32, got {_dtype(bias.dtype)}")
+    if bias.device != a.device:
+        raise ValueError(_device_message(op, "bias", bias, a))
+    if bias.shape != (num_groups, n):
+        raise ValueError(
+            f"{op}: `bias` must have shape (num_groups, n) = ({num_groups}, {n}), got "
+            f"{tuple(bias.shape)}"
+        )
 
 
 def _check_out_dtype(op: str, out: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
@@ -170,18 +194,15 @@ def _check_out_dtype(op: str, out: Tensor, out_dtype: torch.dtype | None) -> tor
     return dtype
 
 
-def _check_out(op: str, out: Tensor, a: Tensor, num_rows: int, n: int, has_memory: bool) -> None:
+def _check_out(op: str, out: Tensor, a: Tensor, n: int, has_memory: bool) -> None:
     """Raise a ValueError unless `out` can hold the result of a checked problem."""
     if out.device != a.device:
         raise ValueError(_device_message(op, "out", out, a))
-    if out.shape != (num_rows, n):
-        raise ValueError(
-            f"{op}: `out` must have shape (num_rows, n) = ({num_rows}, {n}), got {tuple(out.shape)}"
-        )
-    row_stride, inner = out.stride()
-    item_bytes = out.itemsize
-    if (inner != 1 and n > 1) or (num_rows > 1 and _bad_stride(row_stride, n, item_bytes)):
-        raise ValueError(_stride_message(op, "out", out, n, item_bytes))
+    expected = (*a.shape[:-1], n)
+    if out.shape != expected:
+        form = "(num_rows, n)" if len(expected) == 2 else "(num_groups, max_rows, n)"
+        raise ValueError(f"{op}: `out` must have shape {form} = {expected}, got {tuple(out.shape)}")
+    _check_rows(op, "out", out, n, out.itemsize)
     if has_memory and out.data_ptr() % _ALIGNMENT_BYTES:
         raise ValueError(_pointer_message(op, "out", out))
 
@@ -197,10 +218,12 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _stride_message(op: str, argument: str, tensor: Tensor, row_elems: int, item_bytes: int) -> str:
+    padded = row_elems * item_bytes % _ALIGNMENT_BYTES and tensor.is_contiguous()
+    hint = "; moe_ext.pad_rows makes such a copy" if padded else ""
     return (
         f"{op}: `{argument}` must have a contiguous last dimension and its other strides at least "
         f"{row_elems} and multiples of {_ALIGNMENT_BYTES // item_bytes} ({_ALIGNMENT_BYTES} "
-        f"bytes), got strides {tensor.stride()} for shape {tuple(tensor.shape)}"
+        f"bytes), got strides {tensor.stride()} for shape {tuple(tensor.shape)}{hint}"
     )
 
 

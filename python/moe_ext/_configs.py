@@ -16,7 +16,8 @@ class GroupedGemmConfig:
         id: name; what users, tables and profilers show.
         order: "SwapAB" (weights on the M side of WGMMA) or "Plain" (tokens on M).
         dtype: "bf16" or "fp8" operands.
-        accumulate: "fp32" (bf16), "promoted", "fast" or, for scales per block, "block" (fp8).
+        accumulate: "fp32" (bf16), "promoted", "fast" or, for scales per block, "block", or
+            "shifted" where the weights' blocks begin inside k (fp8).
         tile_weights: rows of `b[group]` in one CTA's tile.
         tile_tokens: rows of `a` in one CTA's tile, at most.
         tile_k_bytes: bytes of K in one stage of the shared-memory ring.
@@ -98,7 +99,11 @@ def matching_configs(dtype: str, accumulate: str) -> tuple[GroupedGemmConfig, ..
 
 
 def _described(accumulate: str) -> str:
-    blocks = {"block": "scales per block", "block_swapped": "scales per block off multiples of 128"}
+    blocks = {
+        "block": "scales per block",
+        "block_swapped": "scales per block off multiples of 128",
+        "shifted": "scales per block that begin inside k",
+    }
     return blocks.get(accumulate, f'accumulate="{accumulate}"')
 
 

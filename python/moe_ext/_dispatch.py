@@ -34,7 +34,8 @@ _SWAPPED_BLOCK_SLOWDOWN = 1.4
 class Problem(NamedTuple):
     """What the choice depends on.
 
-    `accumulate` is "fp32" for bf16; "promoted", "fast" or "block" (scales per block) for fp8.
+    `accumulate` is "fp32" for bf16; "promoted", "fast", "block" (scales per block) or "shifted"
+    (the same, the weights' beginning inside k) for fp8.
     """
 
     dtype: str
@@ -95,6 +96,8 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
     if problem.accumulate in ("promoted", "block"):
         swapped_block = problem.accumulate == "block" and config.order == "SwapAB"
         math_us *= _SWAPPED_BLOCK_SLOWDOWN if swapped_block else _PROMOTION_SLOWDOWN
+    elif problem.accumulate == "shifted":  # everything is multiplied twice
+        math_us *= 2 * _SWAPPED_BLOCK_SLOWDOWN
     load_us = (config.tile_weights + width) * row_bytes / _SM_READ_BYTES_PER_US
     return tiles_per_sm * (max(math_us, load_us) + _TILE_OVERHEAD_US / config.ctas_per_sm)
 

@@ -177,10 +177,9 @@ def explain(
             f"{ends}"
         )
 
-    if k * ITEM_BYTES[name] % 16 or n % 4:
+    if n % 4:
         raise ValueError(
-            f"explain: `k` must be a multiple of {16 // ITEM_BYTES[name]} and `n` of 8, or of 4 "
-            f"for float32 results, got k = {k}, n = {n}"
+            f"explain: `n` must be a multiple of 8, or of 4 for float32 results, got {n}"
         )
     decision = choose(
         dtype=name,

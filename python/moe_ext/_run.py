@@ -1,4 +1,4 @@
-"""A call of `grouped_gemm`: a good one goes to the C++ op at once, any other to the checks."""
+"""A call of a grouped GEMM: a good one goes to the C++ op at once, any other to the checks."""
 
 from __future__ import annotations
 
@@ -28,18 +28,22 @@ _RESULTS = (torch.bfloat16, torch.float32)
 
 
 def _launch(
+    masked: bool,
     out: Tensor | None,
     a: Tensor,
     b: Tensor,
     offs: Tensor,
     scale_a: Tensor | None,
     scale_b: Tensor | None,
+    bias: Tensor | None,
     n_segments: int,
     n_offset: int,
+    k_offset: int,
     out_dtype: torch.dtype | None,
     accumulate: str,
     offs_ready: bool,
     config: str | None,
+    expected_rows: int | None,
 ) -> Tensor | None:
     """Launch a CUDA call whose tensors only the C++ op has looked at.
 
@@ -49,33 +53,54 @@ def _launch(
     kind = _KINDS.get((a.dtype, accumulate))
     if kind is None or (out_dtype is not None and (out is not None or out_dtype not in _RESULTS)):
         return None
-    num_rows, k = a.shape
     num_groups, n, b_k = b.shape
+    if masked:
+        _, max_rows, k = a.shape
+        num_rows = num_groups * max_rows
+    else:
+        num_rows, k = a.shape
     if num_rows == 0 or n == 0 or num_groups == 0 or b_k != k:
         return None
     kernels = device_kernels(a.get_device())
-    if has_blocks(scale_a, scale_b, n, n_segments, n_offset):
+    if has_blocks(scale_a, scale_b, n, n_segments, n_offset, k_offset, 2 if masked else 1):
         if accumulate != "promoted":
             return None
-        accumulate = block_kind(n, n_segments, n_offset)
+        accumulate = block_kind(n, n_segments, n_offset, k_offset)
         # These kernels load both scales.
         scale_a = a.new_ones((), dtype=torch.float32) if scale_a is None else scale_a
         scale_b = a.new_ones((), dtype=torch.float32) if scale_b is None else scale_b
     if config is None:
+        if expected_rows is not None:
+            if expected_rows < 0:
+                return None
+            num_rows = num_groups * max(1, min(expected_rows, max_rows))
         # By position: lru_cache looks keywords up more slowly.
         index = select(kind, accumulate, num_rows, num_groups, n, k, kernels.sm_count)
     else:
         index = config_index("grouped_gemm", config, kind, accumulate)
     if out is None:
-        out = a.new_empty((num_rows, n), dtype=out_dtype or torch.bfloat16)
+        shape = (num_groups, max_rows, n) if masked else (num_rows, n)
+        out = a.new_empty(shape, dtype=out_dtype or torch.bfloat16)
     kernels.grouped_gemm_configured(
-        a, b, offs, scale_a, scale_b, out, offs_ready, n_segments, n_offset, index
+        a,
+        b,
+        offs,
+        scale_a,
+        scale_b,
+        bias,
+        out,
+        offs_ready,
+        n_segments,
+        n_offset,
+        k_offset,
+        index,
     )
     return out
 
 
 def _run(
     op: str,
+    masked: bool,
     out: Tensor | None,
     a: Tensor,
     b: Tensor,
@@ -90,23 +115,28 @@ def _run(
     accumulate: str = "promoted",
     offs_ready: bool = False,
     config: str | None = None,
+    expected_rows: int | None = None,
 ) -> Tensor:
-    n_offset, k_offset = scale_b_offset if len(scale_b_offset) == 2 else (0, 1)
-    if a.is_cuda and bias is None and k_offset == 0:
+    if a.is_cuda and len(scale_b_offset) == 2:
+        n_offset, k_offset = scale_b_offset
         try:
             result = _launch(
+                masked,
                 out,
                 a,
                 b,
                 offs,
                 scale_a,
                 scale_b,
+                bias,
                 n_segments,
                 n_offset,
+                k_offset,
                 out_dtype,
                 accumulate,
                 offs_ready,
                 config,
+                expected_rows,
             )
         except ValueError:  # the checks below know the documented message
             result = None
@@ -118,6 +148,7 @@ def _run(
         a,
         b,
         offs,
+        masked=masked,
         scale_a=scale_a,
         scale_b=scale_b,
         scale_b_offset=scale_b_offset,
@@ -126,36 +157,49 @@ def _run(
         out_dtype=out_dtype,
         accumulate=accumulate,
         config=config,
+        expected_rows=expected_rows,
     )
     if out is None:
-        out = a.new_empty((form.num_rows, form.n), dtype=form.out_dtype)
+        out = a.new_empty(form.out_shape, dtype=form.out_dtype)
     if not a.is_cuda:
         _warn_of_cpu()
         return grouped_gemm_reference(
-            a, b, offs, scale_a, scale_b, n_segments=n_segments, n_offset=n_offset, out=out
+            a,
+            b,
+            offs,
+            scale_a,
+            scale_b,
+            bias=bias,
+            n_segments=n_segments,
+            scale_b_offset=scale_b_offset,
+            out=out,
         )
     device_kernels(a.get_device())  # says what is missing even where there is nothing to launch
     # Raises what only the C++ op looks at, such as the limits of TMA.
     _launch(
+        masked,
         out,
         a,
         b,
         offs,
         scale_a,
         scale_b,
+        bias,
         n_segments,
-        n_offset,
+        scale_b_offset[0],
+        scale_b_offset[1],
         None,  # `out` has it
         accumulate,
         offs_ready,
         config,
+        expected_rows,
     )
     return out
 
 
 def run_grouped_gemm(a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Tensor:
     """Implement `moe_ext::grouped_gemm` for CPU and CUDA."""
-    return _run("grouped_gemm", None, a, b, offs, **options)
+    return _run("grouped_gemm", False, None, a, b, offs, **options)
 
 
 def run_grouped_gemm_out(
@@ -164,7 +208,21 @@ def run_grouped_gemm_out(
     """Implement `moe_ext::grouped_gemm_out` for CPU and CUDA."""
     if out is None:
         raise ValueError("grouped_gemm_out: `out` must be a tensor, got None")
-    _run("grouped_gemm_out", out, a, b, offs, **options)
+    _run("grouped_gemm_out", False, out, a, b, offs, **options)
+
+
+def run_grouped_gemm_masked(a: Tensor, b: Tensor, counts: Tensor, **options: Any) -> Tensor:
+    """Implement `moe_ext::grouped_gemm_masked` for CPU and CUDA."""
+    return _run("grouped_gemm_masked", True, None, a, b, counts, **options)
+
+
+def run_grouped_gemm_masked_out(
+    a: Tensor, b: Tensor, counts: Tensor, *, out: Tensor, **options: Any
+) -> None:
+    """Implement `moe_ext::grouped_gemm_masked_out` for CPU and CUDA."""
+    if out is None:
+        raise ValueError("grouped_gemm_masked_out: `out` must be a tensor, got None")
+    _run("grouped_gemm_masked_out", True, out, a, b, counts, **options)
 
 
 def _root_module(variables: dict[str, Any]) -> str:

@@ -1,7 +1,4 @@
-"""The op `moe_ext::grouped_gemm`: contract, schema, CPU and CUDA implementation, fake.
-
-The dispatcher runs inside the op, so that compiled graphs hold one node whatever the sizes.
-"""
+"""The ops `moe_ext::grouped_gemm` and `grouped_gemm_out`: contract and registration."""
 
 from __future__ import annotations
 
@@ -11,26 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_ext._autograd import autograd_kernel
 from moe_ext._checks import check_grouped_gemm
+from moe_ext._register import OPTIONS, register
 from moe_ext._run import run_grouped_gemm, run_grouped_gemm_out
-
-_OPTIONS = (
-    "Tensor? scale_a=None, Tensor? scale_b=None, int[] scale_b_offset=[0,0], int n_segments=1, "
-    "Tensor? bias=None, ScalarType? out_dtype=None, str accumulate='promoted', bool "
-    "offs_ready=False, str? config=None"
-)
-_LIBRARY = torch.library.Library("moe_ext", "FRAGMENT")
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-_LIBRARY.define(
-    f"grouped_gemm(Tensor a, Tensor b, Tensor offs, *, {_OPTIONS}) -> Tensor", tags=_TAGS
-)
-_LIBRARY.define(
-    f"grouped_gemm_out(Tensor a, Tensor b, Tensor offs, *, {_OPTIONS}, Tensor(a!) out) -> ()",
-    tags=_TAGS,
-)
-_GROUPED_GEMM = torch.ops.moe_ext.grouped_gemm.default
-_GROUPED_GEMM_OUT = torch.ops.moe_ext.grouped_gemm_out.default
 
 
 def grouped_gemm(
@@ -50,12 +30,13 @@ def grouped_gemm(
 ) -> Tensor:
     """Multiply each group of rows of `a` by its own matrix.
 
-    out[i] = dequantised a[i] @ dequantised b[g].T for the rows i of group g. The rows of group g
-    are offs[g - 1] to offs[g], the convention of `torch.nn.functional.grouped_mm`.
+    out[i] = dequantised a[i] @ dequantised b[g].T + bias[g] for the rows i of group g. The rows of
+    group g are offs[g - 1] to offs[g], the convention of `torch.nn.functional.grouped_mm`.
 
     Args:
         a: (num_rows, k), bfloat16 or float8_e4m3fn, K contiguous, rows 16-byte aligned and not
-            overlapping; CUDA, or CPU for the slow reference. Rows sorted by group. k may be 0.
+            overlapping; CUDA, or CPU for the slow reference. Rows sorted by group. k may be 0, and
+            need not be a multiple of 16 bytes if the strides are (`moe_ext.pad_rows`).
         b: (num_groups, n, k), same dtype and device, K contiguous, rows 16-byte aligned; may be a
             view of a larger tensor. 1 to 4,096 groups; n a multiple of 8 (bfloat16 out) or 4
             (float32 out).
@@ -66,13 +47,15 @@ def grouped_gemm(
         scale_b: float32, same device, any strides; FP8 only. () or (1,), (num_groups,), one per
             channel (num_groups, n), or one per block of 128 x 128: (num_groups, ceil(n / 128),
             ceil(k / 128)); the last block of either dimension may be short. None is 1.
-        scale_b_offset: (n0, 0): the first block along n of each segment lacks its first n0 rows,
-            0 to 127, as in a shard that begins inside a block; a segment then has ceil((n0 + n /
-            n_segments) / 128) blocks.
+        scale_b_offset: (n0, k0), 0 to 127 each: the first block along n of each segment lacks its
+            first n0 rows, the first along k its first k0 elements, as in a shard that begins
+            inside a block. A segment then has ceil((n0 + n / n_segments) / 128) blocks, a row
+            ceil((k0 + k) / 128). k0 other than 0 costs up to twice the tensor core's time.
         n_segments: 2 where the halves of n (gate and up) have block grids of their own: scale_b
             (num_groups, 2, ceil(n / 2 / 128), ceil(k / 128)), or with its two middle dimensions
             in one.
-        bias: added to each row of a group. Only None so far.
+        bias: (num_groups, n), bfloat16 or float32, same device, any strides. Added in float32 to
+            each row of a group, after scaling. None is 0.
         out_dtype: torch.bfloat16 (the default) or torch.float32.
         accumulate: FP8 only. "promoted" adds the tensor core's 14-bit sums into float32 at least
             every 128 of K, after multiplying them by their scales where those are per block;
@@ -106,7 +89,7 @@ def grouped_gemm(
         >>> out.shape, out[0, 0].item()
         (torch.Size([5, 8]), 16.0)
     """
-    result: Tensor = _GROUPED_GEMM(
+    result: Tensor = _OP(
         a,
         b,
         offs,
@@ -141,7 +124,7 @@ def grouped_gemm_out(
 ) -> None:
     """Multiply each group of rows of `a` by its own matrix, into `out`.
 
-    out[i] = dequantised a[i] @ dequantised b[g].T for the rows i of group g.
+    out[i] = dequantised a[i] @ dequantised b[g].T + bias[g] for the rows i of group g.
 
     Args:
         a: as in `grouped_gemm`, like all arguments but the two below.
@@ -167,7 +150,7 @@ def grouped_gemm_out(
     Notes:
         Rows of `out` past the last offset keep what they held. Otherwise as `grouped_gemm`.
     """
-    _GROUPED_GEMM_OUT(
+    _OUT_OP(
         a,
         b,
         offs,
@@ -184,22 +167,24 @@ def grouped_gemm_out(
     )
 
 
-def _grouped_gemm_fake(a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Tensor:
+def _fake(a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Tensor:
     form = check_grouped_gemm("grouped_gemm", None, a, b, offs, **options, has_memory=False)
-    return a.new_empty((form.num_rows, form.n), dtype=form.out_dtype)
+    return a.new_empty(form.out_shape, dtype=form.out_dtype)
 
 
-def _grouped_gemm_out_fake(
-    a: Tensor, b: Tensor, offs: Tensor, *, out: Tensor, **options: Any
-) -> None:
+def _out_fake(a: Tensor, b: Tensor, offs: Tensor, *, out: Tensor, **options: Any) -> None:
     check_grouped_gemm("grouped_gemm_out", out, a, b, offs, **options, has_memory=False)
 
 
-for _name, _op, _implementation, _fake in (
-    ("grouped_gemm", _GROUPED_GEMM, run_grouped_gemm, _grouped_gemm_fake),
-    ("grouped_gemm_out", _GROUPED_GEMM_OUT, run_grouped_gemm_out, _grouped_gemm_out_fake),
-):
-    _LIBRARY.impl(_name, _implementation, "CPU")
-    _LIBRARY.impl(_name, _implementation, "CUDA")
-    _LIBRARY.impl(_name, autograd_kernel(_op, _implementation), "Autograd", with_keyset=True)
-    torch.library.register_fake(f"moe_ext::{_name}", _fake, lib=_LIBRARY)
+_OP = register(
+    "grouped_gemm",
+    f"(Tensor a, Tensor b, Tensor offs, *, {OPTIONS}) -> Tensor",
+    run_grouped_gemm,
+    _fake,
+)
+_OUT_OP = register(
+    "grouped_gemm_out",
+    f"(Tensor a, Tensor b, Tensor offs, *, {OPTIONS}, Tensor(a!) out) -> ()",
+    run_grouped_gemm_out,
+    _out_fake,
+)

@@ -5,6 +5,9 @@ Needs PyTorch's default `torch.set_float32_matmul_precision("highest")` to be ex
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -37,56 +40,70 @@ def grouped_gemm_reference(
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
     *,
+    bias: Tensor | None = None,
     n_segments: int = 1,
-    n_offset: int = 0,
+    scale_b_offset: Sequence[int] = (0, 0),
     out_dtype: torch.dtype = torch.bfloat16,
     out: Tensor | None = None,
 ) -> Tensor:
     """Multiply each group of rows by its own matrix in fp32, scale, and round once.
 
-    out[i] = dequantised a[i] @ dequantised b[g].T for the rows i of group g.
+    out[i] = dequantised a[i] @ dequantised b[g].T + bias[g] for the rows i of group g.
 
     Args:
-        a: (num_rows, k), any floating dtype, any strides. Rows sorted by group.
+        a: (num_rows, k), any floating dtype, any strides. Rows sorted by group. Or, masked,
+            (num_groups, max_rows, k).
         b: (num_groups, n, k), any floating dtype, any strides.
-        offs: (num_groups,), int32. End row of each group.
-        scale_a: float32 in a layout of `grouped_gemm`, or None for 1.
+        offs: (num_groups,), int32. End row of each group; masked, its number of rows.
+        scale_a: float32 in a layout of `grouped_gemm` or `grouped_gemm_masked`, or None for 1.
         scale_b: float32 in a layout of `grouped_gemm`, or None for 1.
+        bias: (num_groups, n), any floating dtype, or None for 0.
         n_segments: as in `grouped_gemm`.
-        n_offset: the first of `scale_b_offset`.
+        scale_b_offset: as in `grouped_gemm`.
         out_dtype: dtype of the result where `out` is not given.
-        out: (num_rows, n), written in place and returned.
+        out: (num_rows, n) or (num_groups, max_rows, n), written in place and returned.
 
     Returns:
-        (num_rows, n). Rows past the last offset are not written: they keep what `out` held, or are
-        uninitialised.
+        (num_rows, n) or (num_groups, max_rows, n). Rows that belong to no group are not written:
+        they keep what `out` held, or are uninitialised.
     """
-    num_rows, n = a.shape[0], b.shape[1]
+    masked, n = a.dim() == 3, b.shape[1]
     if out is None:
-        out = torch.empty((num_rows, n), dtype=out_dtype, device=a.device)
-    blocks = has_blocks(scale_a, scale_b, n, n_segments, n_offset)
-    for group, (begin, end) in enumerate(group_rows(offs, num_rows)):
-        if begin < end:
-            rows, weights = a[begin:end].float(), b[group].float()
-            of_rows = _scale_of_rows(scale_a, begin, end, a.device)
-            of_weights = _scale_of_weights(scale_b, group, a.device)
-            if blocks:
-                rows = rows * _along_k(of_rows, rows)
-                weights = weights * _along_k(_along_n(of_weights, n, n_segments, n_offset), weights)
-                out[begin:end] = rows @ weights.T
-            else:
-                out[begin:end] = rows @ weights.T * (of_rows * of_weights.T)
+        out = torch.empty((*a.shape[:-1], n), dtype=out_dtype, device=a.device)
+    n_offset, k_offset = scale_b_offset
+    blocks = has_blocks(scale_a, scale_b, n, n_segments, n_offset, k_offset, a.dim() - 1)
+    if masked:
+        counts = [min(max(count, 0), a.shape[1]) for count in offs.tolist()]
+        places: list[Any] = [(group, slice(0, count)) for group, count in enumerate(counts)]
+    else:
+        places = [slice(begin, end) for begin, end in group_rows(offs, a.shape[0])]
+    for group, place in enumerate(places):
+        rows, weights = a[place].float(), b[group].float()
+        if rows.shape[0] == 0:
+            continue
+        of_rows = _scale_of_rows(scale_a, place, a.dim() - 1, a.device)
+        of_weights = _scale_of_weights(scale_b, group, a.device)
+        if blocks:
+            rows = rows * _along_k(of_rows, rows)
+            of_weights = _along_n(of_weights, n, n_segments, n_offset)
+            weights = weights * _along_k(of_weights, weights, k_offset)
+            product = rows @ weights.T
+        else:
+            product = rows @ weights.T * (of_rows * of_weights.T)
+        if bias is not None:
+            product = product + bias[group].float()
+        out[place] = product.to(out.dtype)
     return out
 
 
-def _scale_of_rows(scale: Tensor | None, begin: int, end: int, device: torch.device) -> Tensor:
+def _scale_of_rows(scale: Tensor | None, place: Any, row_dims: int, device: torch.device) -> Tensor:
     """Return the scales of some rows of `a`: (1 or rows, 1 or blocks of k)."""
     if scale is None:
         return torch.ones(1, 1, device=device)
     if scale.dim() == 0 or scale.shape == (1,):
         return scale.reshape(1, 1)
-    own = scale[begin:end]
-    return own[:, None] if own.dim() == 1 else own
+    own = scale[place]
+    return own[:, None] if scale.dim() == row_dims else own
 
 
 def _scale_of_weights(scale: Tensor | None, group: int, device: torch.device) -> Tensor:
@@ -101,11 +118,11 @@ def _scale_of_weights(scale: Tensor | None, group: int, device: torch.device) ->
     return own[:, None] if own.dim() == 1 else own.flatten(0, -2)
 
 
-def _along_k(scale: Tensor, like: Tensor) -> Tensor:
+def _along_k(scale: Tensor, like: Tensor, k_offset: int = 0) -> Tensor:
     """Repeat one scale per 128 of k for each of them; one for all of k stays."""
     if scale.shape[1] == 1:
         return scale.to(like.device)
-    k_block = torch.arange(like.shape[1], device=scale.device) // SCALE_BLOCK
+    k_block = (torch.arange(like.shape[1], device=scale.device) + k_offset) // SCALE_BLOCK
     return scale[:, k_block]
 
 

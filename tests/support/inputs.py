@@ -15,8 +15,14 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 # What a problem's operands are: FP8 comes with one scale for each tensor or group, per row and
-# channel, or per block.
-DTYPES = {"bf16": torch.bfloat16, "fp8": FP8, "fp8_channel": FP8, "fp8_block": FP8}
+# channel, per block, or per block that begins inside k.
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp8": FP8,
+    "fp8_channel": FP8,
+    "fp8_block": FP8,
+    "fp8_shifted": FP8,
+}
 ROW_PADDING = 16  # elements between the end of a row and the next one
 TAIL_ROWS = 5  # rows of `a` past the last offset
 
@@ -30,6 +36,7 @@ class Case:
     k_bytes: int
     n_segments: int = 1  # with scales per block
     n_offset: int = 0
+    k_offset: int = 0
 
 
 ISSUE_ROWS = (0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 257)
@@ -46,6 +53,8 @@ CASES = {
     "n_2880_k_2880": Case((2, 33), 2880, 2880),
     "k_16_bytes": Case((9, 129), 128, 16),
     "k_zero": Case((9, 0, 129), 128, 0),
+    "k_464_bytes": Case((20, 100), 128, 464),
+    "k_360_bytes": Case((3, 130), 128, 360),
     "k_720_bytes": Case((20, 100), 128, 720),
     "k_one_short_of_a_stage": Case((20, 100), 128, 1008),
     "deep_k": Case((4, 66), 128, 8192),
@@ -66,6 +75,18 @@ BLOCK_SHAPES = (
     (176, 96, 1, 0),
     (360, 352, 1, 24),
     (512, 1024, 2, 0),
+)
+# The same where blocks begin inside k: (n, k, n_segments, n_offset, k_offset).
+SHIFTED_SHAPES = (
+    (256, 192, 1, 0, 64),
+    (256, 176, 1, 0, 48),
+    (256, 360, 1, 0, 104),
+    (256, 232, 1, 0, 104),
+    (256, 88, 1, 40, 88),
+    (384, 512, 2, 64, 127),
+    (384, 640, 2, 64, 1),
+    (192, 704, 1, 0, 96),
+    (2880, 2880, 1, 24, 33),
 )
 BLOCK_ROWS = (0, 1, 7, 9, 64, 65, 130, 3)
 # The reference loops over groups, so this one is kept out of what runs for every kernel.
@@ -94,8 +115,8 @@ class Problem:
         scales: dict[str, object] = {"scale_a": self.scale_a, "scale_b": self.scale_b}
         if self.case.n_segments != 1:
             scales["n_segments"] = self.case.n_segments
-        if self.case.n_offset:
-            scales["scale_b_offset"] = (self.case.n_offset, 0)
+        if self.case.n_offset or self.case.k_offset:
+            scales["scale_b_offset"] = (self.case.n_offset, self.case.k_offset)
         return scales
 
 
@@ -116,7 +137,8 @@ def in_poison(x: Tensor, tail_rows: int = 0) -> Tensor:
     """A copy of `x` as a view of a larger tensor that holds NaN everywhere else."""
     *leading, rows, columns = x.shape
     margin = 0 if tail_rows else 3
-    shape = (*leading, margin + rows + max(tail_rows, margin), columns + ROW_PADDING)
+    pitch = (columns + ROW_PADDING + 15) // 16 * 16
+    shape = (*leading, margin + rows + max(tail_rows, margin), pitch)
     view = poisoned(shape, x.dtype, str(x.device))[
         ..., margin : margin + rows + tail_rows, :columns
     ]
@@ -170,10 +192,11 @@ def integer_operands(
         return a, b, scale_a.to(device), scale_b.to(device)
     if dtype == "fp8_block":
         each = -(-(case.n // case.n_segments + case.n_offset) // 128)
-        blocks = (groups, each, -(-k // 128))
+        blocks = (groups, each, -(-(k + case.k_offset) // 128))
         if case.n_segments > 1 or blocks[1:] == (1, 1):  # (groups, 1, 1) would be one per group
             blocks = (groups, case.n_segments, *blocks[1:])
-        scale_a, scale_b = _powers((rows, blocks[-1]), generator), _powers(blocks, generator)
+        scale_a = _powers((rows, -(-k // 128)), generator)
+        scale_b = _powers(blocks, generator)
         return a, b, _column_major(scale_a.to(device)), scale_b.to(device)
     scale_b = 2.0 ** (torch.arange(groups, device=device) % 5 - 2)
     return a, b, torch.full((1,), 0.5, device=device), scale_b
@@ -198,12 +221,12 @@ def _spread(k: int, device: str) -> Tensor:
 
 
 def _quantize_weights(b: Tensor, case: Case) -> tuple[Tensor, Tensor]:
-    """Quantise in blocks, each segment on its own, the first block short of `n_offset` rows."""
+    """Quantise in blocks, each segment on its own, the first block short of what the offsets say."""
     q, scales = [], []
     for segment in b.chunk(case.n_segments, dim=1):
-        padded = torch.nn.functional.pad(segment, (0, 0, case.n_offset, 0))
+        padded = torch.nn.functional.pad(segment, (case.k_offset, 0, case.n_offset, 0))
         quantised, scale = quantize_fp8_per_block(padded, (128, 128))
-        q.append(quantised[:, case.n_offset :])
+        q.append(quantised[:, case.n_offset :, case.k_offset :])
         scales.append(scale)
     if case.n_segments == 1:
         one_block = scales[0].shape[1:] == (1, 1)
@@ -219,6 +242,8 @@ def _draw(case: Case, dtype: str, draw) -> tuple[Tensor, Tensor]:
 
 def build_problem(case: Case, dtype: str, values: str, device: str) -> Problem:
     """Make a problem whose `values` are "random" or "integers", all of it embedded in NaN."""
+    if dtype == "fp8_shifted":
+        case, dtype = dataclasses.replace(case, k_offset=case.k_offset or 40), "fp8_block"
     generator = torch.Generator().manual_seed(1)
     operands = random_operands if values == "random" else integer_operands
     a, b, scale_a, scale_b = operands(case, dtype, device, generator)
@@ -230,7 +255,7 @@ def build_problem(case: Case, dtype: str, values: str, device: str) -> Problem:
         scale_a,
         scale_b,
         n_segments=case.n_segments,
-        n_offset=case.n_offset,
+        scale_b_offset=(case.n_offset, case.k_offset),
         out_dtype=torch.float32,
     )
     if scale_a is not None and scale_a.dim() > 0 and dtype in ("fp8_channel", "fp8_block"):

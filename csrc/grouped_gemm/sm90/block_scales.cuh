@@ -23,20 +23,24 @@ struct BlockScaleLoad {
   WeightScales const& weights;
   Ring<ConfigTag>& ring;
   int num_weights;
-  int k_blocks;
-  int first_k_tile;  // where this CTA's part of K begins
+  int k_blocks;         // of the tokens
+  int weight_k_blocks;  // of the weights: one more where theirs are shifted and the last one is reached
+  int first_k_tile;     // where this CTA's part of K begins
 
   __device__ void load(int stage, StageInfo const& info) const {
     Tile const& tile = info.tile;
     int const lane = threadIdx.x % 32;
     int const weight_begin = tile.weight_tile * T::kConfig.tile_weights;
     int const weight_end = min(weight_begin + T::kConfig.tile_weights, num_weights);
-    int const block = weight_block(weights, weight_begin) + lane;
+    constexpr int kBlocks = Ring<ConfigTag>::kWeightBlocks;
+    int const part = T::kPartsK == 1 ? 0 : lane / kBlocks;  // of an atom of K
+    int const block = weight_block(weights, weight_begin) + lane - part * kBlocks;
     bool const has_block = block <= weight_block(weights, weight_end - 1);
     int const segment = block >= weights.segment_blocks ? 1 : 0;
     float const* const weight_source = weights.data + tile.group * weights.group_stride +
                                        segment * weights.segment_stride +
                                        (block - segment * weights.segment_blocks) * weights.n_stride;
+    float const* const token_source = tokens.data + tile.group * tokens.group_shift;
 #pragma unroll
     for (int atom = 0; atom < T::kAtomsK; ++atom) {
       int const k_block = (first_k_tile + info.k_tile) * T::kAtomsK + atom;
@@ -44,13 +48,13 @@ struct BlockScaleLoad {
       for (int i = lane; i < tile.token_width; i += 32) {
         int const token = tile.token_begin + i;
         copy(&ring.token_scales[stage][atom][i],
-             tokens.data + token * tokens.row_stride + k_block * tokens.k_stride,
+             token_source + token * tokens.row_stride + k_block * tokens.k_stride,
              in_k && token < tile.token_end);
       }
-      if (lane < Ring<ConfigTag>::kWeightBlocks) {
+      if (lane < T::kPartsK * kBlocks) {
         copy(&ring.weight_scales[stage][atom][lane],
-             weight_source + k_block * weights.k_stride,
-             in_k && has_block);
+             weight_source + (k_block + part) * weights.k_stride,
+             k_block + part < weight_k_blocks && has_block);
       }
     }
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
@@ -71,12 +75,14 @@ struct BlockScaleLoad {
 template <class ConfigTag>
 struct BlockScaledPromotion {
   using T = Traits<ConfigTag>;
-  static constexpr bool kReadsStage = true;
+  /// Whether `add` reads the stage. For Plain `prepare` has read it all: two factors, while the tensor core works.
+  static constexpr bool kReadsStage = T::kSwapped;
 
   Ring<ConfigTag> const& ring;
   int lane_row;               // of the thread within its warp group's 64-row block
   int lane_column;            // of the thread's first value within 8 columns
   int block[T::kBlocksM][2];  // swapped: of the thread's rows, within the tile's scale blocks
+  int change_k;               // shifted: where in each atom of K the weights' next block begins
 
   __device__ BlockScaledPromotion(Ring<ConfigTag> const& ring_,
                                   WeightScales const& weights,
@@ -84,7 +90,10 @@ struct BlockScaledPromotion {
                                   int num_weights,
                                   int warp_group,
                                   int thread)
-      : ring(ring_), lane_row(accumulator_row(thread)), lane_column(accumulator_column(thread)) {
+      : ring(ring_),
+        lane_row(accumulator_row(thread)),
+        lane_column(accumulator_column(thread)),
+        change_k(kScaleBlock - weights.k_offset) {
     if constexpr (T::kSwapped) {
 #pragma unroll
       for (int i = 0; i < T::kBlocksM * 2; ++i) {
@@ -97,13 +106,38 @@ struct BlockScaledPromotion {
     }
   }
 
-  /// Adds `partial`, the products over one atom of K of block `block_m` and the columns from `column` on.
-  template <int kValues>
-  __device__ void add(
-      int stage, int atom, int block_m, int column, float const (&partial)[kValues], float* sums) const {
-    float const* const token_scales = ring.token_scales[stage][atom];
-    float const* const weight_scales = ring.weight_scales[stage][atom];
+  /// Plain: what the thread's two rows are multiplied by.
+  struct Factors {
+    float first;
+    float second;
+  };
+
+  /// Called while the sums are still being made.
+  __device__ Factors prepare(int stage, int atom, int block_m, int column) const {
     if constexpr (T::kSwapped) {
+      return {};
+    } else {
+      // Plain kernels run only where scale blocks begin at multiples of 128 of the tile's columns.
+      float const w = ring.weight_scales[stage][atom][column / kScaleBlock];
+      int const row = block_m * T::kBlockM + lane_row;
+      return {ring.token_scales[stage][atom][row] * w, ring.token_scales[stage][atom][row + 8] * w};
+    }
+  }
+
+  /// Adds `partial`, the products over one part of an atom of K of block `block_m` and the columns from `column` on.
+  template <int kValues>
+  __device__ void add(Factors const& factors,
+                      int stage,
+                      int atom,
+                      int part,
+                      int block_m,
+                      int column,
+                      float const (&partial)[kValues],
+                      float* sums) const {
+    if constexpr (T::kSwapped) {
+      float const* const token_scales = ring.token_scales[stage][atom];
+      float const* const weight_scales =
+          ring.weight_scales[stage][atom] + part * Ring<ConfigTag>::kWeightBlocks;
       float const w0 = weight_scales[block[block_m][0]];
       float const w1 = weight_scales[block[block_m][1]];
 #pragma unroll
@@ -115,14 +149,9 @@ struct BlockScaledPromotion {
         sums[4 * j + 3] += partial[4 * j + 3] * (t.y * w1);
       }
     } else {
-      // Plain kernels run only where scale blocks begin at multiples of 128 of the tile's columns.
-      float const w = weight_scales[column / kScaleBlock];
-      int const row = block_m * T::kBlockM + lane_row;
-      float const s0 = token_scales[row] * w;
-      float const s1 = token_scales[row + 8] * w;
 #pragma unroll
       for (int i = 0; i < kValues; ++i) {
-        sums[i] += partial[i] * (i % 4 < 2 ? s0 : s1);
+        sums[i] += partial[i] * (i % 4 < 2 ? factors.first : factors.second);
       }
     }
   }
@@ -132,8 +161,14 @@ struct BlockScaledPromotion {
 struct UnscaledPromotion {
   static constexpr bool kReadsStage = false;
 
+  struct Factors {};
+
+  __device__ Factors prepare(int, int, int, int) const {
+    return {};
+  }
+
   template <int kValues>
-  __device__ void add(int, int, int, int, float const (&partial)[kValues], float* sums) const {
+  __device__ void add(Factors, int, int, int, int, int, float const (&partial)[kValues], float* sums) const {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       sums[i] += partial[i];

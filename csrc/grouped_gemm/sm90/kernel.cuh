@@ -15,6 +15,7 @@
 #include <cute/arch/cluster_sm90.hpp>
 #include <cutlass/arch/reg_reconfig.h>
 
+#include "grouped_gemm/sm90/bias.cuh"
 #include "grouped_gemm/sm90/block_scales.cuh"
 #include "grouped_gemm/sm90/epilogue.cuh"
 #include "grouped_gemm/sm90/mainloop.cuh"
@@ -28,14 +29,14 @@ namespace moe_ext::grouped_gemm {
 struct KernelParams {
   TensorMaps maps;
   EpilogueParams epilogue;
-  int const* offs;
+  GroupRows groups;
   TokenScales scale_a;
   WeightScales scale_b;
-  int num_groups;
-  int num_rows;
+  Bias bias;
   int weight_tiles;
-  int k_tiles;   // of each CTA
-  int k_blocks;  // of 128, all of K
+  int k_tiles;          // of each CTA
+  int k_blocks;         // of 128, all of K
+  int weight_k_blocks;  // the weights' scale blocks along K
   int offs_ready;
 };
 
@@ -181,6 +182,7 @@ struct Kernel {
                                            ring,
                                            params.epilogue.n,
                                            params.k_blocks,
+                                           params.weight_k_blocks,
                                            first_k_tile(params, cta_rank)};
     cudaGridDependencySynchronize();
     Scheduler scheduler = make_scheduler(params);
@@ -202,12 +204,8 @@ struct Kernel {
   }
 
   __device__ static Scheduler make_scheduler(KernelParams const& params) {
-    return Scheduler(params.offs,
-                     params.num_groups,
-                     params.num_rows,
-                     params.weight_tiles,
-                     blockIdx.x / kConfig.split_k,
-                     gridDim.x / kConfig.split_k);
+    return Scheduler(
+        params.groups, params.weight_tiles, blockIdx.x / kConfig.split_k, gridDim.x / kConfig.split_k);
   }
 
   __device__ static void multiply(KernelParams const& params, SharedStorage& storage, int cta_rank) {
@@ -223,8 +221,7 @@ struct Kernel {
       if (tile.group < 0) {
         break;
       }
-      int const weight_tile = tile.weight_tile;
-      int const weight_begin = weight_tile * kConfig.tile_weights;
+      int const weight_begin = tile.weight_tile * kConfig.tile_weights;
       int const thread = mma_thread % 128;
       Accumulators<ConfigTag> acc;
       if constexpr (T::kBlockScaled) {
@@ -232,7 +229,7 @@ struct Kernel {
             storage.ring, params.scale_b, weight_begin, params.epilogue.n, warp_group, thread);
         multiply_tile(storage.ring, state, tile, params.k_tiles, warp_group, acc, promotion);
         if (reduce(split, acc, tile)) {
-          epilogue.store(acc, tile, weight_tile, 1.f);
+          finish_tile(params, epilogue, acc, tile, 1.f);
         }
       } else {
         OutputScales<ConfigTag> const scales(
@@ -242,11 +239,24 @@ struct Kernel {
           if (scales.vary) {
             epilogue.apply(scales, acc);
           }
-          epilogue.store(acc, tile, weight_tile, scales.tokens * scales.weights);
+          finish_tile(params, epilogue, acc, tile, scales.tokens * scales.weights);
         }
       }
     }
     epilogue.finish();
+  }
+
+  /// Finished sums to memory: times `scale`, plus the bias if there is one.
+  __device__ static void finish_tile(KernelParams const& params,
+                                     Epilogue<ConfigTag>& epilogue,
+                                     Accumulators<ConfigTag>& acc,
+                                     Tile const& tile,
+                                     float scale) {
+    if (params.bias.data != nullptr) {
+      add_bias(params.bias, tile, params.epilogue.n, epilogue.warp_group, epilogue.thread, scale, acc);
+      scale = 1.f;
+    }
+    epilogue.store(acc, tile, tile.weight_tile, scale);
   }
 
   using Split = typename std::conditional_t<kConfig.split_k == 1,

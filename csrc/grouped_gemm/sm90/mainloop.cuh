@@ -9,6 +9,7 @@
 #include <cute/arch/mma_sm90_desc.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
 
+#include "grouped_gemm/sm90/masked_operand.cuh"
 #include "grouped_gemm/sm90/ring.cuh"
 
 namespace moe_ext::grouped_gemm {
@@ -164,31 +165,89 @@ struct MainloopMma {
         for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
 #pragma unroll
           for (int block_n = 0; block_n < kBlocksN; ++block_n) {
-            fence(partial);
-            cute::warpgroup_arrive();
-            multiply(state.stage, atom, block_m, block_n, cute::SM90::GMMA::ScaleOut::Zero, partial);
-            cute::warpgroup_commit_batch();
-            cute::warpgroup_wait<0>();
-            fence(partial);
             bool const last = atom == T::kAtomsK - 1 && block_m == T::kBlocksM - 1 && block_n == kBlocksN - 1;
-            if (last && !Promotion::kReadsStage) {
-              ring.release(state.stage);
+            int const column = block_n * kInstructionN;
+            float* const sums = acc.value[block_m] + block_n * kValues;
+            if constexpr (T::kShifted) {
+              promote_parts(state.stage, atom, block_m, block_n, promotion, partial, sums);
+            } else {
+              fence(partial);
+              cute::warpgroup_arrive();
+              multiply(state.stage, atom, block_m, block_n, cute::SM90::GMMA::ScaleOut::Zero, partial);
+              cute::warpgroup_commit_batch();
+              auto const factors = promotion.prepare(state.stage, atom, block_m, column);
+              cute::warpgroup_wait<0>();
+              fence(partial);
+              if (last && !Promotion::kReadsStage) {
+                release_read(state.stage);
+              }
+              promotion.add(factors, state.stage, atom, 0, block_m, column, partial, sums);
             }
-            promotion.add(state.stage,
-                          atom,
-                          block_m,
-                          block_n * kInstructionN,
-                          partial,
-                          acc.value[block_m] + block_n * kValues);
             if (last && Promotion::kReadsStage) {
-              __syncwarp();  // every lane has read its scales
-              ring.release(state.stage);
+              release_read(state.stage);
             }
           }
         }
       }
       state.advance();
     }
+  }
+
+  /// Releases a stage of which lanes may have read scales.
+  __device__ void release_read(int stage) const {
+    if constexpr (T::kBlockScaled) {
+      __syncwarp();
+    }
+    ring.release(stage);
+  }
+
+  /// One 64 x kInstructionN block over one atom of K, in which the weights' scale changes: a sum for each side of the
+  /// change, from weights that are zero on the other.
+  template <class Promotion>
+  __device__ void promote_parts(int stage,
+                                int atom,
+                                int block_m,
+                                int block_n,
+                                Promotion const& promotion,
+                                float (&partial)[kValues],
+                                float* sums) const {
+    int const row = (warp_group * T::kBlocksM + block_m) * T::kBlockM;
+    MaskedOperand const weights(ring.weights[stage][atom] + row * kAtomBytes);
+    std::uint64_t const tokens = descriptor(ring.tokens[stage][atom] + block_n * kInstructionN * kAtomBytes);
+#pragma unroll
+    for (int part = 0; part < T::kPartsK; ++part) {
+      MaskedOperand::Registers operand;
+      weights.read(promotion.change_k, part, operand);
+      fence(partial);
+      cute::warpgroup_arrive();
+#pragma unroll
+      for (int i = 0; i < kInstructionsK; ++i) {
+        multiply_registers(operand[i],
+                           tokens + 2 * i,
+                           partial,
+                           i == 0 ? cute::SM90::GMMA::ScaleOut::Zero : cute::SM90::GMMA::ScaleOut::One,
+                           std::make_index_sequence<kValues>{});
+      }
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<0>();
+      fence(partial);
+      promotion.add({}, stage, atom, part, block_m, block_n * kInstructionN, partial, sums);
+    }
+  }
+
+  template <std::size_t... kIndex>
+  __device__ static void multiply_registers(unsigned const (&m)[4],
+                                            std::uint64_t desc_n,
+                                            float* values,
+                                            cute::SM90::GMMA::ScaleOut scale,
+                                            std::index_sequence<kIndex...>) {
+    using RegisterOp =
+        decltype(cute::SM90::GMMA::rs_op_selector<
+                 Element,
+                 Element,
+                 float,
+                 cute::Shape<cute::Int<T::kBlockM>, cute::Int<kInstructionN>, cute::Int<T::kAtomK>>>());
+    RegisterOp::fma(m[0], m[1], m[2], m[3], desc_n, values[kIndex]..., scale);
   }
 
   /// All of one atom's K for one 64 x kInstructionN block.

@@ -39,10 +39,12 @@ struct OutputScales {
                  : b.data[tile.group * b.group_stride + weight * b.n_stride];
     };
     auto const token_scale = [&](int token) {
-      return a.data == nullptr || token >= tile.token_end ? 1.f : a.data[token * a.row_stride];
+      return a.data == nullptr || token >= tile.token_end
+                 ? 1.f
+                 : a.data[tile.group * a.group_shift + token * a.row_stride];
     };
     int const lane_row = accumulator_row(thread);
-    vary = a.row_stride != 0 || b.n_stride != 0;
+    vary = a.row_stride != 0 || a.group_shift != 0 || b.n_stride != 0;
     if (!vary) {
       // All lanes read the same (both strides are 0), through addresses that look different: the compiler would
       // wait for a value it knows to be the same, in order to move it to a uniform register.

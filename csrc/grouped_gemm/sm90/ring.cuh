@@ -50,7 +50,7 @@ struct Ring {
   template <int kCount>
   using Scales = std::conditional_t<T::kBlockScaled, float[kStages][T::kAtomsK][kCount], NoScales>;
   alignas(8) [[no_unique_address]] Scales<kConfig.tile_tokens> token_scales;
-  [[no_unique_address]] Scales<kWeightBlocks> weight_scales;
+  [[no_unique_address]] Scales<T::kPartsK * kWeightBlocks> weight_scales;
   cutlass::arch::ClusterTransactionBarrier full[kStages];
   cutlass::arch::ClusterBarrier empty[kStages];
 

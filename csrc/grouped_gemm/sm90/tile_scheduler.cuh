@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "grouped_gemm/params.hpp"
 #include "grouped_gemm/tiling.hpp"
 
 namespace moe_ext::grouped_gemm {
@@ -15,11 +16,8 @@ inline constexpr unsigned kFullWarp = 0xffffffffu;
 template <class ConfigTag>
 class TileScheduler {
  public:
-  __device__ TileScheduler(
-      int const* offs, int num_groups, int num_rows, int weight_tiles, unsigned first_step, unsigned stride)
-      : offs_(offs),
-        num_groups_(num_groups),
-        num_rows_(num_rows),
+  __device__ TileScheduler(GroupRows const& groups, int weight_tiles, unsigned first_step, unsigned stride)
+      : groups_(groups),
         weight_tiles_(weight_tiles),
         step_(first_step),
         stride_(stride),
@@ -32,7 +30,7 @@ class TileScheduler {
     while (step_ >= chunk_steps_) {
       step_ -= chunk_steps_;
       first_group_ += kGroupsPerLane * 32;
-      if (first_group_ >= num_groups_) {
+      if (first_group_ >= groups_.num_groups) {
         return {.group = -1};
       }
       load_chunk();
@@ -41,20 +39,22 @@ class TileScheduler {
     // Every lane looks among its own groups; only the owner's answer counts.
     unsigned index = step_ - lane_begin_;
     int which = 0;
-    RowRange rows{begin_, ends_[0]};
+    int before = begin_;
+    int end = ends_[0];
 #pragma unroll
     for (int i = 1; i < kGroupsPerLane; ++i) {
       if (which == i - 1 && index >= steps_[i - 1]) {
         index -= steps_[i - 1];
         which = i;
-        rows = {ends_[i - 1], ends_[i]};
+        before = ends_[i - 1];
+        end = ends_[i];
       }
     }
     // From here on all lanes compute the same, so that a branch costs one path.
     int const group = first_group_ + owner * kGroupsPerLane + __shfl_sync(kFullWarp, which, owner);
     index = __shfl_sync(kFullWarp, index, owner);
-    rows = clamp_rows(
-        __shfl_sync(kFullWarp, rows.begin, owner), __shfl_sync(kFullWarp, rows.end, owner), num_rows_);
+    RowRange const rows =
+        rows_of(group, __shfl_sync(kFullWarp, before, owner), __shfl_sync(kFullWarp, end, owner));
     step_ += stride_;
     return tile_in_group(group, rows, split_tokens<ConfigTag>(rows.end - rows.begin), weight_tiles_, index);
   }
@@ -62,20 +62,26 @@ class TileScheduler {
  private:
   static constexpr int kGroupsPerLane = 4;
 
+  __device__ RowRange rows_of(int group, int before, int end) const {
+    return groups_.max_rows > 0 ? masked_rows(group, end, groups_.max_rows)
+                                : clamp_rows(before, end, groups_.num_rows);
+  }
+
   __device__ void load_chunk() {
     int const group = first_group_ + lane_ * kGroupsPerLane;
 #pragma unroll
     for (int i = 0; i < kGroupsPerLane; ++i) {
-      ends_[i] = group + i < num_groups_ ? offs_[group + i] : -1;  // past the last group: an empty one
+      // Past the last group: an empty one.
+      ends_[i] = group + i < groups_.num_groups ? groups_.offs[group + i] : -1;
     }
-    int const before = lane_ == 0 && first_group_ > 0 ? offs_[first_group_ - 1] : 0;
+    int const before = lane_ == 0 && first_group_ > 0 ? groups_.offs[first_group_ - 1] : 0;
     int const neighbour = __shfl_up_sync(kFullWarp, ends_[kGroupsPerLane - 1], 1);
     begin_ = lane_ == 0 ? before : neighbour;
 
     unsigned lane_steps = 0;
 #pragma unroll
     for (int i = 0; i < kGroupsPerLane; ++i) {
-      RowRange const rows = clamp_rows(i == 0 ? begin_ : ends_[i - 1], ends_[i], num_rows_);
+      RowRange const rows = rows_of(group + i, i == 0 ? begin_ : ends_[i - 1], ends_[i]);
       steps_[i] = count_group_steps(split_tokens<ConfigTag>(rows.end - rows.begin).count, weight_tiles_);
       lane_steps += steps_[i];
     }
@@ -89,9 +95,7 @@ class TileScheduler {
     chunk_steps_ = __shfl_sync(kFullWarp, lane_end_, 31);
   }
 
-  int const* offs_;
-  int num_groups_;
-  int num_rows_;
+  GroupRows const& groups_;
   int weight_tiles_;
   unsigned step_;  // relative to the current chunk of groups
   unsigned stride_;
@@ -100,7 +104,7 @@ class TileScheduler {
   unsigned chunk_steps_ = 0;
   unsigned lane_begin_ = 0;  // steps of the chunk before this lane's groups
   unsigned lane_end_ = 0;    // and up to and including them
-  int begin_ = 0;            // raw offset before this lane's first group
+  int begin_ = 0;            // raw offset (masked: count) before this lane's first group
   int ends_[kGroupsPerLane];
   unsigned steps_[kGroupsPerLane];
 };

@@ -26,11 +26,13 @@ struct Traits {
   static constexpr bool kSwapped = kConfig.order == OperandOrder::SwapAB;
   using Element = std::conditional_t<kConfig.dtype == Dtype::BF16, cute::bfloat16_t, cute::float_e4m3_t>;
 
-  static constexpr bool kBlockScaled = kConfig.accumulate == Accumulate::Block;
+  static constexpr bool kShifted = kConfig.accumulate == Accumulate::Shifted;
+  static constexpr bool kBlockScaled = kShifted || kConfig.accumulate == Accumulate::Block;
   static constexpr bool kPromoted = kBlockScaled || kConfig.accumulate == Accumulate::Promoted;
 
   static constexpr int kAtomK = kAtomBytes / static_cast<int>(sizeof(Element));  // elements
   static constexpr int kAtomsK = kConfig.tile_k_bytes / kAtomBytes;              // per stage
+  static constexpr int kPartsK = kShifted ? 2 : 1;  // sums of an atom with weight scales of their own
   static constexpr int kTileM = kSwapped ? kConfig.tile_weights : kConfig.tile_tokens;
   static constexpr int kMaxTileN = kSwapped ? kConfig.tile_tokens : kConfig.tile_weights;
   static constexpr int kBlockM = 64;                                             // WGMMA's M
@@ -45,7 +47,7 @@ struct Traits {
   static constexpr bool kTight =
       kConfig.mma_warp_groups == 3 || (kConfig.mma_warp_groups == 1 && kBlocksM * kMaxTileN >= 256);
   static constexpr int kLoadRegisters =
-      kBlockScaled ? (kConfig.ctas_per_sm == 1 ? 72 : 64) : (kTight ? 32 : 40);
+      kBlockScaled ? (kConfig.ctas_per_sm > 1 && kConfig.mma_warp_groups > 1 ? 64 : 72) : (kTight ? 32 : 40);
   static constexpr int kMmaRegistersFit =
       (kLaunchRegisters * kThreads - kLoadRegisters * 128) / kMmaThreads / 8 * 8;
   static constexpr int kMmaRegisters = kMmaRegistersFit < 240 ? kMmaRegistersFit : 240;
@@ -59,6 +61,7 @@ struct Traits {
                 "each mma warp group takes whole 64-row blocks");
   static_assert(kConfig.tile_weights <= 256 && kConfig.tile_tokens <= 256, "a TMA box has at most 256 rows");
   static_assert(kConfig.tile_k_bytes % kAtomBytes == 0, "a stage is whole swizzle atoms of K");
+  static_assert(kSwapped || !kShifted, "weights are masked in registers, as WGMMA's M operand");
   static_assert(kSwapped || kConfig.tile_tokens % 8 == 0, "a TMA box is whole swizzle atoms");
   static_assert((kConfig.dtype == Dtype::BF16) == (kConfig.accumulate == Accumulate::FP32),
                 "BF16 accumulates in fp32; FP8 is promoted, fast or block-scaled");

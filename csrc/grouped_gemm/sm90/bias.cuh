@@ -1,0 +1,59 @@
+// The group's bias, added to finished sums.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "grouped_gemm/params.hpp"
+#include "grouped_gemm/sm90/mainloop.cuh"
+
+namespace moe_ext::grouped_gemm {
+
+__device__ inline float read_bias(Bias const& bias, int group, int weight) {
+  std::int64_t const index = group * bias.group_stride + weight * bias.n_stride;
+  return bias.dtype == OutDtype::FP32 ? static_cast<float const*>(bias.data)[index]
+                                      : __bfloat162float(static_cast<__nv_bfloat16 const*>(bias.data)[index]);
+}
+
+/// Multiplies a thread's sums by `scale` and adds the bias of their channels. Read only here: registers held over the
+/// main loop would cost every kernel, the latency only calls with a bias.
+template <class ConfigTag>
+__device__ void add_bias(Bias const& bias,
+                         Tile const& tile,
+                         int num_weights,
+                         int warp_group,
+                         int thread,
+                         float scale,
+                         Accumulators<ConfigTag>& acc) {
+  using T = Traits<ConfigTag>;
+  int const weight_begin = tile.weight_tile * T::kConfig.tile_weights;
+  auto const channel = [&](int weight) {
+    return weight < num_weights ? read_bias(bias, tile.group, weight) : 0.f;
+  };
+  if constexpr (T::kSwapped) {
+#pragma unroll
+    for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+      int const row = (warp_group * T::kBlocksM + block_m) * T::kBlockM + accumulator_row(thread);
+      float const of_rows[2] = {channel(weight_begin + row), channel(weight_begin + row + 8)};
+#pragma unroll
+      for (int i = 0; i < T::kMaxTileN / 2; ++i) {
+        acc.value[block_m][i] = acc.value[block_m][i] * scale + of_rows[i % 4 / 2];
+      }
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < T::kMaxTileN / 8; ++j) {
+      int const column = weight_begin + 8 * j + accumulator_column(thread);
+      float const of_columns[2] = {channel(column), channel(column + 1)};
+#pragma unroll
+      for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& value = acc.value[block_m][4 * j + i];
+          value = value * scale + of_columns[i % 2];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace moe_ext::grouped_gemm

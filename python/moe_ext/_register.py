@@ -1,0 +1,39 @@
+"""Registration of a grouped GEMM with torch: schema, implementation, autograd, fake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from moe_ext._autograd import autograd_kernel
+
+OPTIONS = (
+    "Tensor? scale_a=None, Tensor? scale_b=None, int[] scale_b_offset=[0,0], int n_segments=1, "
+    "Tensor? bias=None, ScalarType? out_dtype=None, str accumulate='promoted', bool "
+    "offs_ready=False, str? config=None"
+)
+_LIBRARY = torch.library.Library("moe_ext", "FRAGMENT")
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+
+def register(
+    name: str, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]
+) -> Any:
+    """Define `moe_ext::name` and return it.
+
+    Args:
+        name: of the op.
+        schema: its arguments and result, as after the name in torch's schema language.
+        implementation: for CPU and CUDA; the dispatcher runs inside it, so that compiled graphs
+            hold one node whatever the sizes.
+        fake: shapes and errors without memory.
+    """
+    _LIBRARY.define(name + schema, tags=_TAGS)
+    op = getattr(torch.ops.moe_ext, name).default
+    _LIBRARY.impl(name, implementation, "CPU")
+    _LIBRARY.impl(name, implementation, "CUDA")
+    _LIBRARY.impl(name, autograd_kernel(op, implementation), "Autograd", with_keyset=True)
+    torch.library.register_fake(f"moe_ext::{name}", fake, lib=_LIBRARY)
+    return op
