@@ -159,6 +159,7 @@ def measure(
         torch=torch.__version__,
         cuda=torch.version.cuda or "",
         commit=environment.commit,
+        power=policy.power.regime,
     )
 
 
@@ -184,7 +185,13 @@ def _check_and_time(
         if not error <= limit:
             return Outcome(None, error, f"wrong result: max_err {error:.3g} > {limit}")
         if environment.device.type == "cuda":
-            timing = time_cuda(call, problem.plan.calls, policy, give_up_us)
+            timing = time_cuda(
+                call,
+                problem.plan.calls,
+                policy,
+                compute_heavy=problem.plan.compute_heavy,
+                give_up_us=give_up_us,
+            )
         else:
             timing = time_wall(call, problem.plan.calls, policy)
     except (RuntimeError, ValueError) as failure:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from bench.power import BURST
+
+# Regime of files from before there was a choice: replays back to back, without pauses.
+MIXED = "mixed"
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Row:
     torch: str
     cuda: str
     commit: str
+    power: str = MIXED
 
     def to_json(self) -> str:
         """Return the row as one line of JSON."""
@@ -46,7 +52,7 @@ class Row:
 
 
 def load_rows(path: Path) -> list[Row]:
-    """Read a JSONL file written by `bench.run` or `bench.tune`."""
+    """Read a JSONL file written by `bench.run` or `bench.tune`, this version or an older one."""
     with path.open() as file:
         return [Row(**json.loads(line)) for line in file if line.strip()]
 
@@ -64,10 +70,21 @@ def latest(rows: Iterable[Row]) -> list[Row]:
             r.accumulate,
             r.routing,
             r.num_tokens,
+            r.power,
         ): r
         for r in rows
     }
     return list(keep.values())
+
+
+def in_regime(rows: Iterable[Row], power: str = BURST) -> list[Row]:
+    """Return the rows of a regime, one per measurement; rows of no regime stand in for bursts that
+    are missing."""
+    kept = latest(rows)
+    if power != BURST:
+        return [row for row in kept if row.power == power]
+    older = [replace(row, power=BURST) for row in kept if row.power == MIXED]
+    return latest([*older, *(row for row in kept if row.power == BURST)])
 
 
 def is_main_layout(row: Row) -> bool:
