@@ -162,7 +162,7 @@ def _jobs(
         if provider.available():
             present.append(provider)
         else:
-            print(f"provider {provider.name} is not available here: skipped")
+            print(f"provider {provider.name} is skipped: {provider.needs} must be there, got none")
     return [
         (
             plan,
