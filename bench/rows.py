@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.power import BURST
@@ -57,37 +57,31 @@ def load_rows(path: Path) -> list[Row]:
         return [Row(**json.loads(line)) for line in file if line.strip()]
 
 
+def measurement(row: Row) -> tuple[object, ...]:
+    """Return what tells measurements apart, but for the regime of the power limit."""
+    return (
+        row.op,
+        row.stage,
+        row.case,
+        row.provider,
+        row.dtype,
+        row.scale,
+        row.accumulate,
+        row.routing,
+        row.num_tokens,
+    )
+
+
 def latest(rows: Iterable[Row]) -> list[Row]:
     """Keep the last row of each measurement, so that files can be appended to or joined."""
-    keep = {
-        (
-            r.op,
-            r.stage,
-            r.case,
-            r.provider,
-            r.dtype,
-            r.scale,
-            r.accumulate,
-            r.routing,
-            r.num_tokens,
-            r.power,
-        ): r
-        for r in rows
-    }
-    return list(keep.values())
+    return list({(*measurement(row), row.power): row for row in rows}.values())
 
 
 def in_regime(rows: Iterable[Row], power: str = BURST) -> list[Row]:
     """Return the rows of a regime, one per measurement; rows of no regime stand in for bursts that
     are missing."""
     kept = latest(rows)
-    if power != BURST:
-        return [row for row in kept if row.power == power]
-    older = [replace(row, power=BURST) for row in kept if row.power == MIXED]
-    return latest([*older, *(row for row in kept if row.power == BURST)])
-
-
-def is_main_layout(row: Row) -> bool:
-    """Whether the row's scales are those that providers are compared in: per tensor here, per row
-    and channel in PyTorch."""
-    return row.provider != "moe_ext" or row.scale in ("none", "tensor")
+    chosen = {measurement(row): row for row in kept if row.power == power}
+    if power == BURST:
+        chosen = {measurement(row): row for row in kept if row.power == MIXED} | chosen
+    return list(chosen.values())
