@@ -1,8 +1,8 @@
 """Two regimes of the card's power limit, and which graph replays of a cell are timed in each.
 
-An H200 runs heavy tensor work at over 1.9 GHz for some 40 to 70 ms after a pause and is then held
-at 1.2 to 1.5 GHz by its 700 W limit (docs/notes/power-regimes.md). Replays back to back mix the
-two, in a proportion that depends on what ran before.
+After a pause an H200 runs heavy tensor work at over 1.9 GHz for some 30 to 70 ms, then its 700 W
+limit holds it at 1.2 to 1.5 GHz (docs/notes/power-regimes.md). Replays back to back mix the two, in
+a proportion that depends on what ran before.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PowerPolicy:
 
     regime: str = BURST
     pause_s: float = 0.1
-    burst_us: float = 30e3
+    burst_us: float = 32e3
     settle_us: float = 300e3
     # A throttled replay took up to 1.32 times as long as one of a burst.
     throttled: float = 1.35
@@ -66,7 +66,8 @@ class PowerPolicy:
             return Schedule(1, math.ceil(self.settle_us / replay_us), samples, 0.0)
         if not compute_heavy:
             return Schedule(1, 0, samples, 0.0)
-        most = max(1, round(self.burst_us / replay_us) - 1)
+        # A graph longer than half a burst still needs a replay to discard and one to time.
+        most = max(1, math.floor(self.burst_us / replay_us) - 1)
         bursts = math.ceil(samples / most)
         return Schedule(bursts, 1, math.ceil(samples / bursts), self.pause_s)
 
@@ -80,6 +81,6 @@ class PowerPolicy:
         if self.regime == SUSTAINED:
             return f"sustained: samples back to back after {1e-6 * self.settle_us:g} s of the same"
         return (
-            f"burst: compute-heavy cells in bursts of about {1e-3 * self.burst_us:g} ms, each "
+            f"burst: compute-heavy cells in bursts of at most {1e-3 * self.burst_us:g} ms, each "
             f"after a pause of {self.pause_s:g} s and one discarded replay"
         )
