@@ -1,78 +1,31 @@
-"""The speed bars of a release, evaluated on result rows: pass, miss or missing, with numbers."""
+"""The speed bars of the first release: BF16, and FP8 with one scale a tensor or expert."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from bench.cases import TOKENS
+from bench.lookup import Results
 from bench.peers import PeerTimes
-from bench.rows import Row, is_main_layout, latest
+from bench.power import SUSTAINED
+from bench.rows import Row
+from bench.verdicts import (
+    PREFILL_TOKENS,
+    Bar,
+    decode_bar,
+    missing,
+    peer_bars,
+    prefill_bars,
+    torch_bars,
+)
 
 DECODE_CASES = ("qwen3-30b", "mixtral", "deepseek-v3-tp8")
 DECODE_TOKENS = (16, 64, 128, 256)
-ROUTING = "zipf0.6"
-# Accumulation that a bar without further words means.
-DEFAULT_ACCUMULATE = {"bf16": "fp32", "fp8": "promoted"}
-PREFILL_TOKENS = 8192
 PREFILL_TFLOPS = {
     ("mixtral", "fp8"): 1180.0,
     ("qwen3-30b", "fp8"): 920.0,
     ("mixtral", "bf16"): 660.0,
     ("qwen3-30b", "bf16"): 540.0,
 }
-# The peers' rows come from another card of the same kind, and cards differ by 2-3 %.
-PEER_TOLERANCE = 1.03
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One cell of a bar. `passed` is None when a row that it needs is missing."""
-
-    name: str
-    cell: str
-    passed: bool | None
-    numbers: str
-
-
-class Results:
-    """Pair rows of one routing kind, by provider, case, dtype, accumulation and tokens."""
-
-    def __init__(self, rows: Iterable[Row], routing: str = ROUTING) -> None:
-        """Index the last row of every measurement that has a time."""
-        self._rows = {
-            (row.provider, row.case, row.dtype, row.accumulate, row.num_tokens): row
-            for row in latest(rows)
-            if row.op == "grouped_gemm_pair" and row.routing == routing and is_main_layout(row)
-        }
-
-    def get(self, provider: str, case: str, dtype: str, accumulate: str, tokens: int) -> Row | None:
-        """Return a row that has a time."""
-        row = self._rows.get((provider, case, dtype, accumulate, tokens))
-        return row if row is not None and row.median_us is not None else None
-
-    def moe_ext(self, case: str, dtype: str, tokens: int) -> Row | None:
-        """Return this project's row with the default accumulation."""
-        return self.get("moe_ext", case, dtype, DEFAULT_ACCUMULATE[dtype], tokens)
-
-    def torch_us(self, case: str, dtype: str, tokens: int) -> float | None:
-        """Return PyTorch's time in the same run, the faster of its accumulations."""
-        kinds = ("fp32",) if dtype == "bf16" else ("promoted", "fast")
-        rows = [self.get("torch", case, dtype, kind, tokens) for kind in kinds]
-        times = [row.median_us for row in rows if row is not None and row.median_us is not None]
-        return min(times, default=None)
-
-    def torch_skipped(self, case: str, dtype: str, tokens: int) -> str:
-        """Return why PyTorch was not timed; empty when it was or was not asked."""
-        kinds = ("fp32",) if dtype == "bf16" else ("promoted", "fast")
-        rows = [self._rows.get(("torch", case, dtype, kind, tokens)) for kind in kinds]
-        return next((row.skipped_reason for row in rows if row is not None), "")
-
-    def cells(self) -> list[tuple[str, str, int]]:
-        """Return (case, dtype, tokens) of this project's rows, measured or not, in order."""
-        return list(
-            dict.fromkeys((case, dtype, t) for p, case, dtype, _, t in self._rows if p == "moe_ext")
-        )
 
 
 def limit_us(case: str, dtype: str, tokens: int, floor: float) -> float:
@@ -90,13 +43,15 @@ def limit_us(case: str, dtype: str, tokens: int, floor: float) -> float:
 
 
 def evaluate(rows: Sequence[Row], peers: PeerTimes) -> list[Bar]:
-    """Evaluate every bar on the rows of a run."""
+    """Evaluate every bar on the rows of a run; `peers` are DeepGEMM's times."""
     results = Results(rows)
+    prefill = f"pair, T = {PREFILL_TOKENS}"
     return [
         *_decode_bars(results),
-        *_prefill_bars(results),
-        *_torch_bars(results),
-        *_peer_bars(results, peers),
+        *prefill_bars(prefill, PREFILL_TFLOPS, results, Results(rows, power=SUSTAINED)),
+        *_fast_bars(prefill, results),
+        *torch_bars("faster than torch", results),
+        *peer_bars("faster than DeepGEMM", results, peers),
     ]
 
 
@@ -105,76 +60,20 @@ def _decode_bars(results: Results) -> Iterator[Bar]:
         name = "pair, T = 16..256" if tokens > 4 else f"pair, T = {tokens}"
         for case in DECODE_CASES:
             for dtype in ("bf16", "fp8"):
-                cell = f"{case} {dtype} T={tokens}"
                 row = results.moe_ext(case, dtype, tokens)
-                if row is None or row.median_us is None:
-                    yield Bar(name, cell, None, "no row")
-                    continue
-                limit = limit_us(case, dtype, tokens, row.floor_us)
-                numbers = f"{row.median_us:.1f} us <= {limit:.1f} (floor {row.floor_us:.1f})"
-                yield Bar(name, cell, row.median_us <= limit, numbers)
+                limit = limit_us(case, dtype, tokens, row.floor_us) if row is not None else 0.0
+                yield decode_bar(name, f"{case} {dtype} T={tokens}", row, limit)
 
 
-def _prefill_bars(results: Results) -> Iterator[Bar]:
-    name = f"pair, T = {PREFILL_TOKENS}"
-    for (case, dtype), bar in PREFILL_TFLOPS.items():
-        row = results.moe_ext(case, dtype, PREFILL_TOKENS)
-        if row is None or row.tflops is None:
-            yield Bar(name, f"{case} {dtype}", None, "no row")
-            continue
-        yield Bar(
-            name, f"{case} {dtype}", row.tflops >= bar, f"{row.tflops:.0f} >= {bar:.0f} TFLOP/s"
-        )
+def _fast_bars(name: str, results: Results) -> Iterator[Bar]:
+    for case, dtype in PREFILL_TFLOPS:
         if dtype != "fp8":
             continue
-        fast = results.get("moe_ext", case, dtype, "fast", PREFILL_TOKENS)
-        if fast is None or fast.tflops is None:
-            yield Bar(name, f"{case} fast >= promoted", None, "no row")
+        cell = f"{case} fast >= promoted"
+        row = results.moe_ext(case, dtype, PREFILL_TOKENS)
+        fast = results.get("moe_ext", case, dtype, PREFILL_TOKENS, accumulate="fast")
+        if row is None or row.tflops is None or fast is None or fast.tflops is None:
+            yield missing(name, cell)
             continue
         numbers = f"{fast.tflops:.0f} >= {row.tflops:.0f} TFLOP/s"
-        yield Bar(name, f"{case} fast >= promoted", fast.tflops >= row.tflops, numbers)
-
-
-def _torch_bars(results: Results) -> Iterator[Bar]:
-    for case, dtype, tokens in results.cells():
-        if tokens not in TOKENS:
-            continue
-        row, other = results.moe_ext(case, dtype, tokens), results.torch_us(case, dtype, tokens)
-        cell = f"{case} {dtype} T={tokens}"
-        skipped = results.torch_skipped(case, dtype, tokens)
-        if row is not None and other is None and skipped:
-            yield Bar("faster than torch", cell, True, f"torch cannot: {skipped[:60]}")
-            continue
-        if row is None or row.median_us is None or other is None:
-            yield Bar("faster than torch", cell, None, "no row")
-            continue
-        numbers = f"{row.median_us:.1f} us < {other:.1f}"
-        yield Bar("faster than torch", cell, row.median_us < other, numbers)
-
-
-def _peer_bars(results: Results, peers: PeerTimes) -> Iterator[Bar]:
-    for (case, dtype, tokens), other in peers.items():
-        cell, row = f"{case} {dtype} T={tokens}", results.moe_ext(case, dtype, tokens)
-        if row is None or row.median_us is None:
-            yield Bar("faster than DeepGEMM", cell, None, "no row")
-            continue
-        numbers = f"{row.median_us:.1f} us <= {PEER_TOLERANCE} x {other:.1f}"
-        yield Bar("faster than DeepGEMM", cell, row.median_us <= PEER_TOLERANCE * other, numbers)
-
-
-def format_bars(bars: Sequence[Bar], *, verbose: bool = True) -> str:
-    """Return one line per bar cell, or only those that did not pass, and a count per bar."""
-    lines = [
-        f"{_verdict(bar):7} {bar.name:22} {bar.cell:34} {bar.numbers}"
-        for bar in bars
-        if verbose or bar.passed is not True
-    ]
-    for name in dict.fromkeys(bar.name for bar in bars):
-        verdicts = [_verdict(bar) for bar in bars if bar.name == name]
-        counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("pass", "MISS", "missing"))
-        lines.append(f"{name}: {counts}")
-    return "\n".join(lines)
-
-
-def _verdict(bar: Bar) -> str:
-    return {True: "pass", False: "MISS", None: "missing"}[bar.passed]
+        yield Bar(name, cell, fast.tflops >= row.tflops, numbers)

@@ -13,6 +13,8 @@ from bench.cases import Case
 READ_BYTES_PER_US = 4.5e6
 OPS_PER_US = {"bf16": 720e6, "fp8": 1350e6}
 LAUNCH_US = 2.0
+# Work whose operations alone take this part of the floor can reach the card's power limit.
+COMPUTE_HEAVY_SHARE = 0.25
 ELEMENT_BYTES = {"bf16": 2, "fp8": 1}
 OUT_BYTES = 2
 
@@ -43,6 +45,11 @@ def work_of(
 def floor_us(work: Work, dtype: str) -> float:
     """Return max(weights / read bandwidth, operations / dense rate) + 2 us."""
     return _floor(work.weight_bytes, work.operations, dtype)
+
+
+def is_compute_heavy(work: Work, dtype: str) -> bool:
+    """Return whether the operations at the dense rate take at least a quarter of the floor."""
+    return work.operations / OPS_PER_US[dtype] >= COMPUTE_HEAVY_SHARE * floor_us(work, dtype)
 
 
 def traffic_floor_us(work: Work, dtype: str) -> float:

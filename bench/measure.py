@@ -17,12 +17,17 @@ from bench.draws import draw_all, draw_key
 from bench.floors import floor_us, traffic_floor_us
 from bench.problem import Cell, MemoryPool, Plan, Problem, make_plan
 from bench.providers.base import Provider, Variant
+from bench.providers.deep_gemm import DeepGemm
 from bench.providers.moe_ext import MoeExt
 from bench.providers.torch_grouped_mm import TorchGroupedMM
 from bench.rows import Row
 from bench.timing import Timing, TimingPolicy, time_cuda, time_wall
 
-PROVIDERS: dict[str, type[Provider]] = {"moe_ext": MoeExt, "torch": TorchGroupedMM}
+PROVIDERS: dict[str, type[Provider]] = {
+    "moe_ext": MoeExt,
+    "torch": TorchGroupedMM,
+    "deep_gemm": DeepGemm,
+}
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -159,6 +164,7 @@ def measure(
         torch=torch.__version__,
         cuda=torch.version.cuda or "",
         commit=environment.commit,
+        power=policy.power.regime,
     )
 
 
@@ -179,12 +185,18 @@ def _check_and_time(
     try:
         call = provider.prepare(problem, variant)
         problem.poison()
-        error = max_error(problem, variant.scale, call(0))
+        error = max_error(problem, variant.scale, provider.unpack(problem, call(0)))
         limit = MAX_ERROR_FAST if variant.accumulate == "fast" else MAX_ERROR
         if not error <= limit:
             return Outcome(None, error, f"wrong result: max_err {error:.3g} > {limit}")
         if environment.device.type == "cuda":
-            timing = time_cuda(call, problem.plan.calls, policy, give_up_us)
+            timing = time_cuda(
+                call,
+                problem.plan.calls,
+                policy,
+                compute_heavy=problem.plan.compute_heavy,
+                give_up_us=give_up_us,
+            )
         else:
             timing = time_wall(call, problem.plan.calls, policy)
     except (RuntimeError, ValueError) as failure:

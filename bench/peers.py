@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 
 PEERS_CSV = Path(__file__).parent / "data" / "peers_h200_measured.csv"
 DEEP_GEMM = ("deepgemm_contig", "deepgemm_masked")
+# Those with FP8 scales per block that time the two GEMMs alone, not a whole layer.
+BLOCK_SCALED = (*DEEP_GEMM, "sgl_cutlass_blockwise")
 GEMMS = {"gemm_gateup", "gemm_down"}
 
 PeerTimes = dict[tuple[str, str, int], float]
@@ -16,10 +19,23 @@ PeerTimes = dict[tuple[str, str, int], float]
 
 def load_deep_gemm(path: Path = PEERS_CSV, routing: str = "zipf0.6") -> PeerTimes:
     """Return DeepGEMM's best time per cell; FP8 is with block scales."""
+    return _best_times(path, DEEP_GEMM, ("none", "block128"), routing)
+
+
+def load_block_scaled(path: Path = PEERS_CSV, routing: str = "zipf0.6") -> PeerTimes:
+    """Return the best time per cell of all FP8 GEMMs with block scales."""
+    return _best_times(path, BLOCK_SCALED, ("block128",), routing)
+
+
+def _best_times(
+    path: Path, peers: Collection[str], scales: Collection[str], routing: str
+) -> PeerTimes:
     parts: dict[tuple[str, str, str, int], dict[str, float]] = defaultdict(dict)
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
-            if row["peer"] in DEEP_GEMM and row["op"] in GEMMS and row["routing"] == routing:
+            if row["peer"] not in peers or row["scale"] not in scales:
+                continue
+            if row["op"] in GEMMS and row["routing"] == routing:
                 key = (row["peer"], row["case"], row["dtype"], int(row["num_tokens"]))
                 parts[key][row["op"]] = float(row["median_us"])
     best: PeerTimes = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.cases import Case
 from bench.draws import Counts
-from bench.floors import ELEMENT_BYTES, Work, floor_us, work_of
+from bench.floors import ELEMENT_BYTES, Work, floor_us, is_compute_heavy, work_of
 from bench.timing import TimingPolicy
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
@@ -64,6 +64,11 @@ class Plan:
         """Work of one call, averaged over the calls of the graph."""
         cell = self.cell
         return work_of(cell.case, cell.stages, cell.dtype, cell.num_tokens, self.active_experts)
+
+    @property
+    def compute_heavy(self) -> bool:
+        """Whether the cell can reach the card's power limit."""
+        return is_compute_heavy(self.work, self.cell.dtype)
 
     @property
     def pool_bytes(self) -> int:

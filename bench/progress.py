@@ -57,7 +57,16 @@ class Progress:
             self.end_series()
             self._case = (row.dtype, row.case, row.routing)
         name = " ".join(
-            part for part in (row.dtype, row.accumulate, row.case, row.stage, row.provider) if part
+            part
+            for part in (
+                row.dtype,
+                row.scale if row.dtype == "fp8" else "",
+                row.accumulate,
+                row.case,
+                row.stage,
+                row.provider,
+            )
+            if part
         )
         ratio = "skipped" if row.ratio_to_floor is None else f"{row.ratio_to_floor:.2f}"
         self._series.setdefault(name, []).append(f"{row.num_tokens}:{ratio}")

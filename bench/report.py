@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.bars import evaluate, format_bars
-from bench.peers import PEERS_CSV, load_deep_gemm
-from bench.rows import Row, latest, load_rows
+from bench import bars, bars_fp8
+from bench.peers import PEERS_CSV, PeerTimes, load_block_scaled, load_deep_gemm
+from bench.power import SUSTAINED
+from bench.rows import Row, in_regime, latest, load_rows
 from bench.tables import (
     comparison_tables,
     pair_rows,
@@ -18,6 +19,9 @@ from bench.tables import (
     skipped_list,
     time_tables,
 )
+from bench.tables_fp8 import block_comparison, layout_tables
+from bench.tables_power import power_table
+from bench.verdicts import format_bars
 
 LOSS = 1.03
 
@@ -41,14 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write what was asked for; returns 1 when a check or a comparison fails."""
     args = build_parser().parse_args(arguments)
     rows = latest(row for path in args.results for row in load_rows(path))
-    peers = load_deep_gemm(args.peers)
+    peers, block_peers = load_deep_gemm(args.peers), load_block_scaled(args.peers)
     failed = False
     if args.markdown is not None:
-        args.markdown.write_text(
-            f"# Benchmark results\n\n{provenance(pair_rows(rows))}\nMethod and columns: "
-            f"`bench/README.md`.\n\n## Times\n\n{time_tables(rows)}\n\n## Comparison\n\n"
-            f"{comparison_tables(rows, peers)}\n\n## Skipped\n\n{skipped_list(rows)}\n"
-        )
+        args.markdown.write_text(markdown(rows, peers, block_peers))
     if args.plot is not None:
         # Only here, so that every other output works without matplotlib.
         from bench.plot import plot
@@ -57,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.readme is not None:
         args.readme.write_text(replace_section(args.readme.read_text(), readme_section(rows)))
     if args.check:
-        bars = evaluate(rows, peers)
-        print(format_bars(bars, verbose=not args.misses))
-        failed |= any(bar.passed is not True for bar in bars)
+        verdicts = [*bars.evaluate(rows, peers), *bars_fp8.evaluate(rows, block_peers)]
+        print(format_bars(verdicts, verbose=not args.misses))
+        failed |= any(verdict.passed is not True for verdict in verdicts)
     if args.compare is not None:
         losses = lost_cells(load_rows(args.compare), rows)
         print("\n".join([*losses, f"{len(losses)} cells lost more than {LOSS - 1:.0%}"]))
@@ -67,26 +67,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
+def markdown(rows: Sequence[Row], peers: PeerTimes, block_peers: PeerTimes) -> str:
+    """Return the report; a section without rows is left out."""
+    shown = pair_rows(rows) or pair_rows(rows, all_layouts=True)
+    sections = {
+        "Times": time_tables(rows),
+        "Comparison": comparison_tables(rows, peers),
+        "FP8 with other scales": layout_tables(rows),
+        "Scales per block against others": block_comparison(rows, block_peers),
+        "Burst and sustained": power_table(rows),
+        "Skipped": skipped_list(rows),
+    }
+    parts = [f"## {title}\n\n{text}\n" for title, text in sections.items() if text]
+    return "\n".join(
+        [
+            f"# Benchmark results\n\n{provenance(shown)}\nMethod and columns: `bench/README.md`.\n",
+            *parts,
+        ]
+    )
+
+
 def lost_cells(old_rows: Sequence[Row], new_rows: Sequence[Row]) -> list[str]:
-    """Return one line per measurement that is more than 3 % slower than before, worst first."""
+    """Return one line per measurement that is more than 3 % slower than before, worst first.
+
+    Rows of bursts are compared with older ones of no regime, sustained ones with sustained ones.
+    """
 
     def times(rows: Sequence[Row]) -> dict[str, float]:
         return {
-            " ".join(
-                part
-                for part in (
-                    row.op,
-                    row.stage,
-                    row.case,
-                    row.provider,
-                    row.dtype,
-                    row.accumulate,
-                    row.routing,
-                    f"T={row.num_tokens}",
-                )
-                if part
-            ): row.median_us
-            for row in latest(rows)
+            _name(row): row.median_us
+            for row in (*in_regime(rows), *in_regime(rows, SUSTAINED))
             if row.median_us is not None
         }
 
@@ -97,6 +107,22 @@ def lost_cells(old_rows: Sequence[Row], new_rows: Sequence[Row]) -> list[str]:
         for name, ratio in sorted(losses.items(), key=lambda item: -item[1])
         if ratio > LOSS
     ]
+
+
+def _name(row: Row) -> str:
+    parts = (
+        row.op,
+        row.stage,
+        row.case,
+        row.provider,
+        row.dtype,
+        row.scale if row.dtype == "fp8" else "",
+        row.accumulate,
+        row.routing,
+        SUSTAINED if row.power == SUSTAINED else "",
+        f"T={row.num_tokens}",
+    )
+    return " ".join(part for part in parts if part)
 
 
 if __name__ == "__main__":

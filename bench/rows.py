@@ -7,6 +7,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.power import BURST
+
+# Regime of files from before there was a choice: replays back to back, without pauses.
+MIXED = "mixed"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -39,6 +44,7 @@ class Row:
     torch: str
     cuda: str
     commit: str
+    power: str = MIXED
 
     def to_json(self) -> str:
         """Return the row as one line of JSON."""
@@ -46,31 +52,36 @@ class Row:
 
 
 def load_rows(path: Path) -> list[Row]:
-    """Read a JSONL file written by `bench.run` or `bench.tune`."""
+    """Read a JSONL file written by `bench.run` or `bench.tune`, this version or an older one."""
     with path.open() as file:
         return [Row(**json.loads(line)) for line in file if line.strip()]
 
 
+def measurement(row: Row) -> tuple[object, ...]:
+    """Return what tells measurements apart, but for the regime of the power limit."""
+    return (
+        row.op,
+        row.stage,
+        row.case,
+        row.provider,
+        row.dtype,
+        row.scale,
+        row.accumulate,
+        row.routing,
+        row.num_tokens,
+    )
+
+
 def latest(rows: Iterable[Row]) -> list[Row]:
     """Keep the last row of each measurement, so that files can be appended to or joined."""
-    keep = {
-        (
-            r.op,
-            r.stage,
-            r.case,
-            r.provider,
-            r.dtype,
-            r.scale,
-            r.accumulate,
-            r.routing,
-            r.num_tokens,
-        ): r
-        for r in rows
-    }
-    return list(keep.values())
+    return list({(*measurement(row), row.power): row for row in rows}.values())
 
 
-def is_main_layout(row: Row) -> bool:
-    """Whether the row's scales are those that providers are compared in: per tensor here, per row
-    and channel in PyTorch."""
-    return row.provider != "moe_ext" or row.scale in ("none", "tensor")
+def in_regime(rows: Iterable[Row], power: str = BURST) -> list[Row]:
+    """Return the rows of a regime, one per measurement; rows of no regime stand in for bursts that
+    are missing."""
+    kept = latest(rows)
+    chosen = {measurement(row): row for row in kept if row.power == power}
+    if power == BURST:
+        chosen = {measurement(row): row for row in kept if row.power == MIXED} | chosen
+    return list(chosen.values())

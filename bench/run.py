@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from bench.measure import (
     make_pool,
     measure,
 )
+from bench.power import BURST, POWERS, PowerPolicy
 from bench.problem import Plan, make_problem
 from bench.progress import Progress
 from bench.providers.base import Provider, Variant
@@ -52,7 +54,8 @@ def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     add("--accumulate", type=_names(["promoted", "fast"]), default=["promoted", "fast"])
     add("--scales", type=_names(list(SCALES)), default=["tensor"], help="FP8 scale layouts")
     add("--routing", type=_names(list(ROUTINGS)), default=["zipf0.6"])
-    add("--samples", type=int, default=20, help="graph replays per measurement")
+    add("--power", choices=POWERS, default=BURST, help="before or at the card's power limit")
+    add("--samples", type=int, default=20, help="graph replays per measurement, at least")
     add("--budget", type=float, default=None, help="seconds after which no row is started")
     add("--commit", default=None, help="revision for the rows; read from git by default")
     add("--dry-run", action="store_true", help="miniature cases on the CPU, wall-clock times")
@@ -117,11 +120,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def set_up(args: argparse.Namespace, op: str) -> tuple[Environment, TimingPolicy, list[Plan]]:
     """Print the header, draw the routings and plan the cells."""
     cases: list[Case] = [get_case(name) for name in args.cases]
-    policy = TimingPolicy(samples=args.samples)
+    policy = TimingPolicy(samples=args.samples, power=PowerPolicy(args.power))
     device = "cuda"
     if args.dry_run:
         cases = [case.shrunk() for case in cases]
-        policy, device = DRY_RUN_POLICY, "cpu"
+        policy, device = replace(DRY_RUN_POLICY, power=policy.power), "cpu"
         args.tokens = [tokens for tokens in args.tokens if tokens in DRY_RUN_TOKENS] or [1]
     elif not torch.cuda.is_available():
         raise SystemExit("bench: a CUDA device must be there, got none; --dry-run runs on the CPU")
@@ -132,12 +135,18 @@ def set_up(args: argparse.Namespace, op: str) -> tuple[Environment, TimingPolicy
     plans = make_plans(op, cases, args.tokens, args.dtypes, args.routing, policy)
     print(f"{environment.device_name}, torch {torch.__version__}, commit {environment.commit}")
     print("dry run: wall-clock times of miniatures" if args.dry_run else policy.describe())
-    floor_s = sum(floor_us(plan.work, plan.cell.dtype) * plan.calls for plan in plans)
     print(
         f"{len(plans)} cells planned and drawn in {time.perf_counter() - started:.1f} s; at their "
-        f"floors they take {floor_s * (policy.samples + policy.warmup) / 1e6:.1f} s per variant"
+        f"floors their samples take {sum(_floor_s(plan, policy) for plan in plans):.1f} s per "
+        f"variant"
     )
     return environment, policy, plans
+
+
+def _floor_s(plan: Plan, policy: TimingPolicy) -> float:
+    replay_us = floor_us(plan.work, plan.cell.dtype) * plan.calls
+    schedule = policy.power.schedule(policy.samples, replay_us, compute_heavy=plan.compute_heavy)
+    return schedule.seconds(replay_us)
 
 
 def _jobs(
@@ -153,7 +162,7 @@ def _jobs(
         if provider.available():
             present.append(provider)
         else:
-            print(f"provider {provider.name} is not available here: skipped")
+            print(f"provider {provider.name} is skipped: {provider.needs} must be there, got none")
     return [
         (
             plan,

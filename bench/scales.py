@@ -9,7 +9,15 @@ from torch import Tensor
 
 from bench.problem import FP8_DEVIATION, StageInputs
 
-SCALES = ("tensor", "channel", "block128")
+# One word for both operands, or activations _x_ weights.
+SCALES = (
+    "tensor",
+    "channel",
+    "block128",
+    "channel_x_tensor",
+    "tensor_x_channel",
+    "block128_x_tensor",
+)
 BLOCK = 128
 
 
@@ -21,9 +29,22 @@ class Scales(NamedTuple):
     n_segments: int = 1
 
 
-def count_segments(stage: str, n: int) -> int:
+def split_kind(kind: str) -> tuple[str, str]:
+    """Return the layouts of the activations' and of the weights' scales."""
+    of_a, _, of_b = kind.partition("_x_")
+    return of_a, of_b or of_a
+
+
+def has_blocks(kind: str) -> bool:
+    """Return whether scales change along k, so that every sum of 128 is scaled."""
+    return "block128" in split_kind(kind)
+
+
+def count_segments(stage: str, n: int, kind: str) -> int:
     """Return the parts of n with block grids of their own: gate and up where they are not whole
     blocks."""
+    if split_kind(kind)[1] != "block128":
+        return 1
     return 2 if stage == "gate_up" and n // 2 % BLOCK else 1
 
 
@@ -32,33 +53,49 @@ def make_scales(stage: StageInputs, kind: str) -> Scales:
 
     Args:
         stage: The GEMM.
-        kind: "none" (BF16), "tensor": () and (num_experts,), "channel": (num_rows,) and
-            (num_experts, n), or "block128": (num_rows, ceil(k / 128)) and (num_experts, segments,
-            blocks of n, ceil(k / 128)).
+        kind: "none" (BF16) or one of `SCALES`. Of activations: "tensor" (), "channel" (num_rows,),
+            "block128" (num_rows, ceil(k / 128)). Of weights: "tensor" (num_experts,), "channel"
+            (num_experts, n), "block128" (num_experts, segments, blocks of n, ceil(k / 128)).
     """
     if kind == "none":
         return Scales(None, None)
+    of_a, of_b = split_kind(kind)
     num_experts, n, k = stage.b[0].shape
     device = stage.a.device
-
-    def spread(count: int, *, scale: float = 1.0) -> Tensor:
-        return torch.linspace(0.5 * scale, 1.5 * scale, count, device=device)
-
-    of_experts = spread(num_experts, scale=1 / FP8_DEVIATION)
-    if kind == "tensor":
-        return Scales(torch.tensor(1 / FP8_DEVIATION, device=device), of_experts)
-    of_rows = spread(stage.a.shape[0], scale=1 / FP8_DEVIATION)
-    if kind == "channel":
-        return Scales(of_rows, of_experts[:, None] * spread(n))
-    segments = count_segments(stage.name, n)
-    along_n, along_k = -(-n // segments // BLOCK), -(-k // BLOCK)
-    blocks = spread(segments * along_n)[:, None] * spread(along_k)
-    of_blocks = of_experts[:, None, None] * blocks
+    segments = count_segments(stage.name, n, kind)
     return Scales(
-        of_rows[:, None] * spread(along_k).flip(0),
-        of_blocks.reshape(num_experts, segments, along_n, along_k),
+        _scale_of_activations(of_a, stage.a.shape[0], k, device),
+        _scale_of_weights(of_b, num_experts, n // segments, k, segments, device),
         segments,
     )
+
+
+def _spread(count: int, device: torch.device, *, scale: float = 1.0) -> Tensor:
+    return torch.linspace(0.5 * scale, 1.5 * scale, count, device=device)
+
+
+def _scale_of_activations(kind: str, num_rows: int, k: int, device: torch.device) -> Tensor:
+    if kind == "tensor":
+        return torch.tensor(1 / FP8_DEVIATION, device=device)
+    of_rows = _spread(num_rows, device, scale=1 / FP8_DEVIATION)
+    if kind == "channel":
+        return of_rows
+    return of_rows[:, None] * _spread(-(-k // BLOCK), device).flip(0)
+
+
+def _scale_of_weights(
+    kind: str, num_experts: int, n: int, k: int, segments: int, device: torch.device
+) -> Tensor:
+    """Return the scales of weights with `segments` x n rows."""
+    of_experts = _spread(num_experts, device, scale=1 / FP8_DEVIATION)
+    if kind == "tensor":
+        return of_experts
+    if kind == "channel":
+        return of_experts[:, None] * _spread(n, device)
+    along_n, along_k = -(-n // BLOCK), -(-k // BLOCK)
+    blocks = _spread(segments * along_n, device)[:, None] * _spread(along_k, device)
+    of_blocks = of_experts[:, None, None] * blocks
+    return of_blocks.reshape(num_experts, segments, along_n, along_k)
 
 
 def dequantise(

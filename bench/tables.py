@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bench.bars import DEFAULT_ACCUMULATE, Results
+from bench.lookup import DEFAULT_ACCUMULATE, ROUTING, Results, main_scale
 from bench.peers import PeerTimes
-from bench.rows import Row, is_main_layout, latest
+from bench.rows import Row, in_regime, latest
 
 SERIES = (("bf16", "fp32"), ("fp8", "promoted"), ("fp8", "fast"))
 README_TOKENS = (1, 4, 16, 64, 256, 1024, 8192)
@@ -19,15 +19,16 @@ TITLES = {
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 
-def pair_rows(rows: Sequence[Row], routing: str = "zipf0.6") -> list[Row]:
-    """Return the pair rows of one routing kind that have a time, one per measurement."""
+def pair_rows(rows: Sequence[Row], *, all_layouts: bool = False) -> list[Row]:
+    """Return the pair rows that have a time, one per measurement, in bursts and in the layouts in
+    which providers are compared, or in all layouts."""
     return [
         row
-        for row in latest(rows)
+        for row in in_regime(rows)
         if row.op == "grouped_gemm_pair"
-        and row.routing == routing
+        and row.routing == ROUTING
         and row.median_us is not None
-        and is_main_layout(row)
+        and (all_layouts or row.scale == main_scale(row.provider, row.dtype))
     ]
 
 
@@ -46,10 +47,12 @@ def provenance(rows: Sequence[Row]) -> str:
     """Return where the rows come from, in one line."""
     values = [
         ", ".join(sorted({str(getattr(row, name)) for row in rows}))
-        for name in ("device", "torch", "cuda", "commit", "routing")
+        for name in ("device", "torch", "cuda", "commit", "routing", "power")
     ]
-    device, torch, cuda, commit, routing = values
-    return f"{device}; torch {torch}; CUDA {cuda}; commit {commit}; routing {routing}."
+    device, torch, cuda, commit, routing, power = values
+    return (
+        f"{device}; torch {torch}; CUDA {cuda}; commit {commit}; routing {routing}; power {power}."
+    )
 
 
 def time_tables(rows: Sequence[Row]) -> str:
@@ -63,13 +66,17 @@ def time_tables(rows: Sequence[Row]) -> str:
         ]
         if not own:
             continue
-        cases, tokens = cases_and_tokens(own)
-        by_cell = {(row.case, row.num_tokens): row for row in own}
-        body = [[case, *(_time_cell(by_cell.get((case, t))) for t in tokens)] for case in cases]
-        table = markdown_table(["case", *(f"T={t}" for t in tokens)], body)
-        sections.append(f"### {TITLES[dtype, accumulate]}\n\n{table}")
+        sections.append(f"### {TITLES[dtype, accumulate]}\n\n{time_table(own)}")
     legend = "Each cell: median us / ratio to the floor / TFLOP/s. T counts tokens before top-k."
     return "\n\n".join([legend, *sections])
+
+
+def time_table(rows: Sequence[Row]) -> str:
+    """Return the times of rows that differ in case and tokens alone."""
+    cases, tokens = cases_and_tokens(rows)
+    by_cell = {(row.case, row.num_tokens): row for row in rows}
+    body = [[case, *(_time_cell(by_cell.get((case, t))) for t in tokens)] for case in cases]
+    return markdown_table(["case", *(f"T={t}" for t in tokens)], body)
 
 
 def _time_cell(row: Row | None) -> str:
@@ -94,7 +101,7 @@ def comparison_tables(rows: Sequence[Row], peers: PeerTimes) -> str:
                         results.torch_us(case, dtype, t),
                         peers.get((case, dtype, t)),
                     )
-                    cells.append(_speedup(own, torch_us if name == "torch" else peer_us))
+                    cells.append(speedup(own, torch_us if name == "torch" else peer_us))
                 if any(cell != "-" for cell in cells):
                     body.append([case, name, *cells])
         if body:
@@ -110,7 +117,8 @@ def comparison_tables(rows: Sequence[Row], peers: PeerTimes) -> str:
     return "\n\n".join([legend, *sections])
 
 
-def _speedup(own: Row | None, other_us: float | None) -> str:
+def speedup(own: Row | None, other_us: float | None) -> str:
+    """Return the other's time over a row's, and the other's time."""
     if own is None or own.median_us is None or other_us is None:
         return "-"
     return f"{other_us / own.median_us:.2f}x ({other_us:.1f})"

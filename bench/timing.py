@@ -6,9 +6,11 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+
+from bench.power import PowerPolicy
 
 Call = Callable[[int], Sequence[torch.Tensor]]
 """Runs call number `index`: its own weight copy and routing draw. Returns one output per stage."""
@@ -24,6 +26,7 @@ class TimingPolicy:
     cold_factor: float = 4.0
     graph_us: float = 2000.0
     max_calls: int = 64
+    power: PowerPolicy = field(default_factory=PowerPolicy)
 
     def num_copies(self, hit_bytes: float) -> int:
         """Return the weight copies to rotate so that a copy is evicted before its next turn."""
@@ -42,7 +45,8 @@ class TimingPolicy:
         return (
             f"CUDA-graph replay, {self.samples} samples after {self.warmup} warm-ups, a sample is "
             f"one graph of about {self.graph_us / 1e3:g} ms of calls; cold weights: "
-            f"copies in rotation hold >= {self.cold_factor:g} x {self.l2_bytes / 1e6:g} MB"
+            f"copies in rotation hold >= {self.cold_factor:g} x {self.l2_bytes / 1e6:g} MB; "
+            f"{self.power.describe()}"
         )
 
 
@@ -65,15 +69,24 @@ def summarise(samples_us: Sequence[float]) -> Timing:
     return Timing(median, p10, p90, len(samples_us))
 
 
-def time_cuda(call: Call, calls: int, policy: TimingPolicy, give_up_us: float = math.inf) -> Timing:
+def time_cuda(
+    call: Call,
+    calls: int,
+    policy: TimingPolicy,
+    *,
+    compute_heavy: bool,
+    give_up_us: float = math.inf,
+) -> Timing:
     """Time `calls` calls captured in one CUDA graph.
 
     Args:
         call: Must have run once already, so that nothing is loaded or compiled under capture.
         calls: Calls per graph; call number i gets index i.
-        policy: Number of samples and warm-ups.
+        policy: Number of samples and warm-ups, regime of the power limit.
+        compute_heavy: Whether the work can reach the power limit.
         give_up_us: Return after the warm-up replays when their fastest is above this time per
-            call: a tuner has no use for an exact time of a slow kernel.
+            call, or above what throttling makes of it: a tuner has no use for an exact time of a
+            slow kernel.
     """
     # torch.cuda.graph() empties the allocator's cache at every capture, which would cost more here
     # than the measurement; capture_begin and capture_end do not.
@@ -90,8 +103,13 @@ def time_cuda(call: Call, calls: int, policy: TimingPolicy, give_up_us: float = 
     torch.cuda.current_stream().wait_stream(stream)
 
     samples = _replay(graph, calls, policy.warmup)
-    if min(samples) <= give_up_us:
-        samples = _replay(graph, calls, policy.samples)
+    # The fastest, as the first is slow where the card was idle.
+    fastest_us = min(samples)
+    if fastest_us <= give_up_us * policy.power.give_up_factor(compute_heavy=compute_heavy):
+        schedule = policy.power.schedule(
+            policy.samples, fastest_us * calls, compute_heavy=compute_heavy
+        )
+        samples = schedule.collect(lambda replays: _replay(graph, calls, replays), time.sleep)
     return summarise(samples)
 
 

@@ -79,6 +79,7 @@ def results_by_cell(rows: Iterable[Row]) -> list[CellResult]:
                 row.case,
                 row.stage,
                 row.num_tokens,
+                row.power,
             )
             cells[key][row.config] = row
     return [

@@ -174,6 +174,7 @@ class Loop(Provider):
     """A provider made of plain matrix products, with a fault to order."""
 
     name = "loop"
+    needs = "nothing"
 
     def __init__(self, fault: str = "") -> None:
         self.fault = fault

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from bench.problem import Problem
 from bench.timing import Call
 
@@ -24,6 +26,7 @@ class Provider(ABC):
     """An implementation under measurement. A missing one is skipped, a wrong one not timed."""
 
     name: str
+    needs: str  # what must be there for it to be available
 
     @abstractmethod
     def available(self) -> bool:
@@ -42,7 +45,7 @@ class Provider(ABC):
         Args:
             dtype: "bf16" or "fp8".
             accumulates: Requested FP8 accumulation: "promoted", "fast".
-            scales: Requested FP8 scale layouts: "tensor", "channel", "block128".
+            scales: Requested FP8 scale layouts, of `bench.scales.SCALES`.
             configs: Kernels to force; ["all"] for every one that fits, [] for its own choice.
         """
 
@@ -50,6 +53,10 @@ class Provider(ABC):
     def prepare(self, problem: Problem, variant: Variant) -> Call:
         """Return the call to check and to time; it must not allocate outside PyTorch's allocator,
         synchronise, or read device memory on the host."""
+
+    def unpack(self, problem: Problem, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs of call 0 as (num_rows, n) per stage, for the check; not timed."""
+        return list(outputs)
 
     def config_name(self, problem: Problem, variant: Variant) -> str:
         """Return the kernel that runs, one name per stage joined by "+"; empty when unknown."""

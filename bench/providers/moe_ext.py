@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.problem import Problem
 from bench.providers.base import Provider, Variant
-from bench.scales import count_segments, make_scales
+from bench.scales import count_segments, has_blocks, make_scales
 from bench.timing import Call
 
 
@@ -18,6 +18,7 @@ class MoeExt(Provider):
     """The dispatcher's choice, or named kernels for tuning."""
 
     name = "moe_ext"
+    needs = "the package moe_ext"
 
     def available(self) -> bool:
         """Return whether the package is importable."""
@@ -37,7 +38,7 @@ class MoeExt(Provider):
                 (scale, accumulate)
                 for scale in scales
                 for accumulate in accumulates
-                if scale != "block128" or accumulate == "promoted"
+                if accumulate == "promoted" or not has_blocks(scale)
             ]
         if not configs:
             return [Variant(dtype, *kind) for kind in kinds]
@@ -102,7 +103,9 @@ def _sums_of(scale: str, accumulate: str, stage: str = "", n: int = 0) -> str:
     """Return dispatch's name of the way to sum."""
     from moe_ext._scales import block_kind
 
-    return block_kind(n, count_segments(stage, n), 0) if scale == "block128" else accumulate
+    if not has_blocks(scale):
+        return accumulate
+    return block_kind(n, count_segments(stage, n, scale), 0)
 
 
 def dispatched(

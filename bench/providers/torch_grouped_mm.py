@@ -18,6 +18,7 @@ class TorchGroupedMM(Provider):
     """FP8 always uses fast accumulation, the quickest of PyTorch's two."""
 
     name = "torch"
+    needs = "torch.nn.functional.grouped_mm and scaled_grouped_mm (PyTorch 2.10)"
 
     def available(self) -> bool:
         """grouped_mm is public since PyTorch 2.10."""
