@@ -135,7 +135,9 @@ def test_cost_model_follows_the_weights_at_few_rows_and_the_products_at_many():
             assert predict(16, 16, config) > 1.5 * predict(8, 8, config)
             assert predict(65536, 128, config) > 1.5 * predict(32768, 128, config)
         floor = _dispatch.floor_us(kind[0], 65536, 128, 4096, 4096)
-        assert floor <= predict(65536, 128, best) < 2 * floor
+        # Where blocks begin inside k everything is multiplied twice.
+        most = 4 if kind[1] == "shifted" else 2
+        assert floor <= predict(65536, 128, best) < most * floor
 
 
 def test_floor_is_the_formula():

@@ -1,4 +1,4 @@
-"""Scales per block on the GPU: short blocks, two grids, blocks that begin before the shard, mixtures."""
+"""Scales per block on the GPU: short blocks, two grids, blocks cut by a shard, mixtures."""
 
 from __future__ import annotations
 

@@ -179,8 +179,7 @@ def test_compiles_to_one_graph(device):
 
 @pytest.mark.gpu
 def test_counts_may_change_between_replays():
-    args, options = problem(CASES["tails"], "bf16", "integers", "cuda")
-    a, b, counts = args
+    (a, b, counts), _ = problem(CASES["tails"], "bf16", "integers", "cuda")
     a = torch.randint(-4, 5, a.shape, device="cuda").bfloat16()
     out = poisoned((*a.shape[:2], b.shape[1]), torch.bfloat16, "cuda")
     moe_ext.grouped_gemm_masked_out(a, b, counts, out=out)

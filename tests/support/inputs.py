@@ -221,7 +221,7 @@ def _spread(k: int, device: str) -> Tensor:
 
 
 def _quantize_weights(b: Tensor, case: Case) -> tuple[Tensor, Tensor]:
-    """Quantise in blocks, each segment on its own, the first block short of what the offsets say."""
+    """Quantise in blocks, each segment on its own, the first block short by the offsets."""
     q, scales = [], []
     for segment in b.chunk(case.n_segments, dim=1):
         padded = torch.nn.functional.pad(segment, (case.k_offset, 0, case.n_offset, 0))
