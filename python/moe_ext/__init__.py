@@ -9,6 +9,8 @@ from moe_ext._configs import GroupedGemmConfig, all_configs
 from moe_ext._explain import Explanation, explain
 from moe_ext._version import __version__
 from moe_ext.grouped_gemm import grouped_gemm, grouped_gemm_out
+from moe_ext.quantize import quantize_fp8, quantize_fp8_out
+from moe_ext.scales import pad_rows, scales_to_float32
 
 __all__ = [
     "Explanation",
@@ -19,7 +21,11 @@ __all__ = [
     "grouped_gemm",
     "grouped_gemm_out",
     "kernels",
+    "pad_rows",
+    "quantize_fp8",
+    "quantize_fp8_out",
     "reference",
+    "scales_to_float32",
 ]
 
 
