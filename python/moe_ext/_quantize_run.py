@@ -30,7 +30,8 @@ def empty_outputs(x: Tensor, granularity: str, scale: Tensor | None) -> Outputs:
     *outer, k = x.shape
     q = x.new_empty((*outer, ceil_div(k, ROW_ALIGNMENT) * ROW_ALIGNMENT), dtype=torch.float8_e4m3fn)
     shape = scale_shape(granularity, tuple(x.shape)) if scale is None else scale.shape
-    return q[..., :k] if k % ROW_ALIGNMENT else q, x.new_empty(shape, dtype=torch.float32)
+    scale_out = x.new_empty(shape, dtype=torch.float32)
+    return q.narrow(-1, 0, k) if k % ROW_ALIGNMENT else q, scale_out
 
 
 def _launch(
