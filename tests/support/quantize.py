@@ -69,32 +69,35 @@ def poisoned_outputs(
 
 def check(x: Tensor, granularity: str, counts: list[int] | None = None, **options: object) -> None:
     """Quantise into poison and hold every bit against the reference of the same device."""
-    q, store, scale = poisoned_outputs(granularity, tuple(x.shape), str(x.device))
-    run(x, granularity, q, scale, counts, **options)
-    assert_untouched(store[..., x.shape[-1] :])
-    assert_outputs(x, granularity, q, scale, counts, **options)
-
-
-def run(
-    x: Tensor, granularity: str, q: Tensor, scale: Tensor, counts: list[int] | None, **options
-) -> None:
+    q, store, scale_out = poisoned_outputs(granularity, tuple(x.shape), str(x.device))
     valid = None
     if counts is not None:
         valid = torch.tensor(counts, dtype=torch.int32, device=x.device)
-    moe_ext.quantize_fp8_out(x, granularity, q=q, scale_out=scale, num_valid_rows=valid, **options)
+    moe_ext.quantize_fp8_out(
+        x, granularity, q=q, scale_out=scale_out, num_valid_rows=valid, **options
+    )
+    assert_untouched(store[..., x.shape[-1] :])
+    assert_outputs(x, granularity, q, scale_out, counts, **options)
 
 
 def assert_outputs(
-    x: Tensor, granularity: str, q: Tensor, scale: Tensor, counts: list[int] | None, **options
+    x: Tensor,
+    granularity: str,
+    q: Tensor,
+    scale_out: Tensor,
+    counts: list[int] | None,
+    **options: object,
 ) -> None:
     """Valid rows have the reference's bits, all others are still NaN."""
     rows = x.shape[-2]
     if x.dim() == 2:
-        x, q, scale = x[None], q[None], scale[None]
+        x, q, scale_out = x[None], q[None], scale_out[None]
     if counts is None:
         expected_q, expected_scale = quantize_fp8_reference(x, granularity, **options)
         assert_bits(q, expected_q)
-        assert_bits(scale, expected_scale)
+        if "scale" in options:  # comes back in the shape that it had
+            expected_scale = expected_scale.reshape(scale_out.shape)
+        assert_bits(scale_out, expected_scale)
         return
     for group, count in enumerate(counts):
         valid = min(max(count, 0), rows)
@@ -105,10 +108,10 @@ def assert_outputs(
         assert_untouched(q[group, valid:])
         last = scale_rows(granularity, valid)
         if last is None:
-            assert_bits(scale[group], expected_scale)
+            assert_bits(scale_out[group], expected_scale)
         else:
-            assert_bits(scale[group, :last], expected_scale)
-            assert_untouched(scale[group, last:])
+            assert_bits(scale_out[group, :last], expected_scale)
+            assert_untouched(scale_out[group, last:])
 
 
 def assert_bits(actual: Tensor, expected: Tensor) -> None:
