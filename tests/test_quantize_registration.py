@@ -85,13 +85,7 @@ def layer(x, granularity, count):
     return q.float() + 1, scale * 2
 
 
-@granularities
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
-def test_compiled_results_are_the_same(device, granularity, backend):
-    if backend == "inductor":
-        pytest.importorskip("triton")
-        if device == "cpu":
-            pytest.skip("covered by aot_eager, without minutes of C++ compilation")
+def check_compiled(device, granularity, backend):
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
     for rows in (2, 7, 130):
@@ -100,6 +94,17 @@ def test_compiled_results_are_the_same(device, granularity, backend):
         results = zip(compiled(x, granularity, count), layer(x, granularity, count), strict=True)
         for actual, expected in results:
             assert_bits(actual, expected)
+
+
+@granularities
+def test_compiled_results_are_the_same(device, granularity):
+    check_compiled(device, granularity, "aot_eager")
+
+
+@pytest.mark.gpu
+def test_results_of_inductor_are_the_same():
+    pytest.importorskip("triton")
+    check_compiled("cuda", "1x128", "inductor")
 
 
 def test_compiled_out_writes_in_place(device):

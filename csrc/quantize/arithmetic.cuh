@@ -44,41 +44,41 @@ class Divisor {
   /// `scale` is positive, normal and below 2^127; `reciprocal` is what reciprocal_of gives for it.
   __device__ Divisor(float scale, float reciprocal) {
     lift_ = __uint_as_float(0x7f000000u - (__float_as_uint(scale) & 0x7f800000u));
-    scale_ = lifted(scale);
+    scale_ = mantissa(scale);
     reciprocal_ = reciprocal;
   }
 
   __device__ explicit Divisor(float scale) : Divisor(scale, reciprocal_of(scale)) {}
 
   __device__ static float reciprocal_of(float scale) {
-    return __frcp_rn(lifted(scale));
+    return __frcp_rn(mantissa(scale));
   }
 
-  /// |value| is at most a little over 448 scales, or NaN.
-  __device__ float divide(float value) const {
-    return divide_lifted(value * lift_);
+  /// What `divide` takes.
+  __device__ float lift(float value) const {
+    return value * lift_;
   }
 
-  /// Any value; far beyond 448 scales the quotient is only large.
-  __device__ float divide_any(float value) const {
-    return divide_lifted(clamp_keeping_nan(value * lift_, 4096.0f));
+  /// Brings lifted values that are too large to divide, such as infinities, near the end of FP8's range.
+  __device__ static float limit(float lifted) {
+    return clamp_keeping_nan(lifted, 4096.0f);
   }
 
-  /// Whether the scale is large enough for an infinity to have counted as the largest float.
+  __device__ float divide(float lifted) const {
+    float const quotient = lifted * reciprocal_;
+    // Its negative, so that a quotient of -0 stays one.
+    float const remainder = fmaf(quotient, scale_, -lifted);
+    return fmaf(remainder, -reciprocal_, quotient);
+  }
+
+  /// Whether the scale is large enough for an infinity to be among its values.
   __device__ bool may_meet_infinity() const {
     return lift_ < 0x1p-118f;
   }
 
  private:
-  __device__ static float lifted(float scale) {
+  __device__ static float mantissa(float scale) {
     return __uint_as_float((__float_as_uint(scale) & 0x007fffffu) | 0x3f800000u);
-  }
-
-  __device__ float divide_lifted(float value) const {
-    float const quotient = value * reciprocal_;
-    // Its negative, so that a quotient of -0 stays one.
-    float const remainder = fmaf(quotient, scale_, -value);
-    return fmaf(remainder, -reciprocal_, quotient);
   }
 
   float lift_;

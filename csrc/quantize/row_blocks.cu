@@ -72,7 +72,8 @@ __global__ __launch_bounds__(kChunkThreads, kCtasPerSm<kAccess>) void row_blocks
   for (int i = 0; i < kChunkBlocks; ++i) {
     Divisor const divisor(__shfl_sync(0xffffffffu, own_scale, i * kOwners, kTeam),
                           __shfl_sync(0xffffffffu, own_reciprocal, i * kOwners, kTeam));
-    store<T, kAccess>(quantize(vectors.blocks[i], divisor), out + i * kBlock, left - i * kBlock);
+    store<T, kAccess>(
+        quantize<T, Values::OfTheScale>(vectors.blocks[i], divisor), out + i * kBlock, left - i * kBlock);
   }
 }
 

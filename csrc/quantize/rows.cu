@@ -88,7 +88,7 @@ __global__ __launch_bounds__(kMaxThreads) void rows_kernel(__grid_constant__ Par
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       int const offset = first + i * step;
-      store<T, kAccess>(quantize(vectors[i], divisor), out + offset, left - offset);
+      store<T, kAccess>(quantize<T, Values::OfTheScale>(vectors[i], divisor), out + offset, left - offset);
     }
   }
   if (threadIdx.x == 0) {

@@ -90,7 +90,8 @@ __global__ __launch_bounds__(kChunkThreads) void tensor_kernel(__grid_constant__
   std::uint8_t* const out = q_row(problem, group, row) + column;
 #pragma unroll
   for (int i = 0; i < kChunkBlocks; ++i) {
-    store<T, kAccess>(quantize_any(vectors.blocks[i], divisor), out + i * kBlock, left - i * kBlock);
+    store<T, kAccess>(
+        quantize<T, Values::Any>(vectors.blocks[i], divisor), out + i * kBlock, left - i * kBlock);
   }
   if (cta == 0 && threadIdx.x == 0) {
     scale_at(problem, group, 0, 0) = scale;

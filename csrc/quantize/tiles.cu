@@ -69,7 +69,7 @@ __global__ __launch_bounds__(kThreads<T>, (kCtasPerSm<T, kAccess>)) void tiles_k
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     int const row = first_row + step * kRowsAtATime;
-    auto const quantized = quantize(vectors[step], divisor);
+    auto const quantized = quantize<T, Values::OfTheScale>(vectors[step], divisor);
     store<T, kAccess>(quantized, q_row(problem, group, row) + column, row < rows ? left : 0);
   }
   if (thread == 0) {

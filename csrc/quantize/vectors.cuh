@@ -105,16 +105,23 @@ __device__ float largest_of(Vector<T> const& vector) {
   }
 }
 
-/// Quantises by the scale of values that this vector is among.
-template <class T>
+/// Which quotients `quantize` has to expect.
+enum class Values { OfTheScale, Any };
+
+/// Quantises by the scale of values that this vector is among, or by any scale.
+template <class T, Values kValues>
 __device__ Quantized<T> quantize(Vector<T> const& vector, Divisor const& divisor) {
   constexpr int kElems = Vector<T>::kElems;
   float values[kElems];
   unpack(vector, values);
-  if (divisor.may_meet_infinity()) [[unlikely]] {
+#pragma unroll
+  for (float& value : values) {
+    value = divisor.lift(value);
+  }
+  if (kValues == Values::Any || divisor.may_meet_infinity()) {
 #pragma unroll
     for (float& value : values) {
-      value = clamp_keeping_nan(value, FLT_MAX);
+      value = Divisor::limit(value);
     }
   }
   Quantized<T> result;
@@ -122,22 +129,6 @@ __device__ Quantized<T> quantize(Vector<T> const& vector, Divisor const& divisor
   for (int i = 0; i < kElems; i += 4) {
     unsigned const low = to_fp8x2(divisor.divide(values[i]), divisor.divide(values[i + 1]));
     unsigned const high = to_fp8x2(divisor.divide(values[i + 2]), divisor.divide(values[i + 3]));
-    result.words[i / 4] = low | high << 16;
-  }
-  return result;
-}
-
-/// Quantises by any scale, such as one that the caller gave.
-template <class T>
-__device__ Quantized<T> quantize_any(Vector<T> const& vector, Divisor const& divisor) {
-  constexpr int kElems = Vector<T>::kElems;
-  float values[kElems];
-  unpack(vector, values);
-  Quantized<T> result;
-#pragma unroll
-  for (int i = 0; i < kElems; i += 4) {
-    unsigned const low = to_fp8x2(divisor.divide_any(values[i]), divisor.divide_any(values[i + 1]));
-    unsigned const high = to_fp8x2(divisor.divide_any(values[i + 2]), divisor.divide_any(values[i + 3]));
     result.words[i / 4] = low | high << 16;
   }
   return result;

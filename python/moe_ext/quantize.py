@@ -69,8 +69,8 @@ def quantize_fp8(
         Where all values are zero, or there are none, the scale is 1 and `q` is zero. A computed
         scale is at least 2**-126, the smallest normal float32, so blocks below 448 * 2**-126
         use less of FP8's range; it lies within 2**-126 .. 2**120. Values beyond 448 scales become
-        +-448. NaN becomes NaN in `q` and does not enter the scale; an infinity counts as the
-        largest float32 (3.4e38), which takes all other values of its block to zero.
+        +-448. NaN becomes NaN in `q` and does not enter the scale; an infinity becomes +-448 and
+        counts as the largest float32 (3.4e38) in the scale, so other values of its block vanish.
         Bit for bit the same on CPU and CUDA. Does not synchronise on CUDA; safe in CUDA graphs
         (counts may change between replays). Inputs that require grad are accepted, backward
         raises: inference only.
