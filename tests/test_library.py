@@ -118,6 +118,11 @@ def test_library_of_another_build(library, monkeypatch):
         expect(f"the kernels that the planner lists, got {re.escape(said)}; .*reinstall")
 
 
+def test_library_without_an_op(library):
+    del library.moe_ext.quantize_fp8_configured
+    expect("must hold quantize_fp8_configured, .*reinstall", lambda: _library.device_kernels(0))
+
+
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize(
     ("name", "major", "minor"), [("NVIDIA A100", 8, 0), ("NVIDIA B200", 10, 0), ("L40", 8, 9)]

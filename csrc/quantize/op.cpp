@@ -184,7 +184,6 @@ void configured(Tensor const& x,
   std::array<std::int64_t, 3> const factors{groups, rows, ceil_div(k, kBlock)};
   std::int64_t blocks = 1;
   for (std::int64_t const factor : factors) {
-    // Each size is below 2^63 / 2^31 where it matters: a tensor of memory has no more elements than that.
     check_value(factor == 0 || blocks <= kMost / factor,
                 kOp,
                 ": `x` must have at most ",

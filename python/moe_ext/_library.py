@@ -121,8 +121,18 @@ def device_kernels(device_index: int) -> DeviceKernels:
             "moe_ext: the GPU must be of compute capability 9.0 (H100, H200, H20), got "
             f"{properties.name} (cuda:{device_index}) of capability {capability[0]}.{capability[1]}"
         )
-    quantize: Callable[..., Any] = torch.ops.moe_ext.quantize_fp8_configured.default
-    return DeviceKernels(op, properties.multi_processor_count, quantize)
+    return DeviceKernels(op, properties.multi_processor_count, _quantize_op())
+
+
+def _quantize_op() -> Callable[..., Any]:
+    packet = getattr(torch.ops.moe_ext, "quantize_fp8_configured", None)
+    if packet is None:
+        raise RuntimeError(
+            "moe_ext: the CUDA library must hold quantize_fp8_configured, got a library without "
+            "it, from an older build: reinstall the package"
+        )
+    op: Callable[..., Any] = packet.default
+    return op
 
 
 def is_loaded() -> bool:
