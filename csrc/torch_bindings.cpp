@@ -8,6 +8,7 @@
 
 #include "grouped_gemm/config_list.hpp"
 #include "grouped_gemm/op.hpp"
+#include "quantize/op.hpp"
 
 namespace moe_ext {
 namespace {
@@ -46,6 +47,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
       "bias, "
       "Tensor(a!) out, bool offs_ready, int n_segments, int scale_n_offset, int scale_k_offset, int config) "
       "-> ()");
+  // x (rows, k) or (groups, rows, k), q the same in FP8 E4M3, scale as `granularity` (params.hpp) has it, partials
+  // (groups, any number) scratch of a computed scale of a whole tensor
+  m.def(
+      "quantize_fp8_configured(Tensor x, Tensor(a!) q, Tensor(b!) scale, Tensor(c!)? partials, "
+      "Tensor? static_scale, Tensor? num_valid_rows, int granularity, bool power_of_two) -> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Lines of key=value
@@ -54,6 +60,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
   m.impl("grouped_gemm_configured", moe_ext::CheckedBox<&moe_ext::grouped_gemm::configured>::value);
+  m.impl("quantize_fp8_configured", moe_ext::CheckedBox<&moe_ext::quantize::configured>::value);
 }
 
 // Ops without tensor arguments have no device to dispatch on.

@@ -14,13 +14,14 @@ using torch::stable::Tensor;
 // Each function reads a tensor's metadata once and puts a message together only when one is needed: a call through
 // the stable ABI costs about as much as the comparison it feeds.
 
-inline void check_on_device(char const* op, char const* argument, Tensor const& tensor, int device) {
+inline void check_on_device(
+    char const* op, char const* argument, Tensor const& tensor, int device, char const* first = "a") {
   if (tensor.is_cuda() && tensor.get_device_index() == device) [[likely]] {
     return;
   }
   std::string const actual = tensor.is_cuda() ? concat("cuda:", static_cast<int>(tensor.get_device_index()))
                                               : "another kind of device";
-  fail_value(op, ": `", argument, "` must be on cuda:", device, " like `a`, got ", actual);
+  fail_value(op, ": `", argument, "` must be on cuda:", device, " like `", first, "`, got ", actual);
 }
 
 inline void check_dtype(char const* op, char const* argument, Tensor const& tensor, ScalarType expected) {

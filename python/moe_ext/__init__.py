@@ -10,6 +10,8 @@ from moe_ext._explain import Explanation, explain
 from moe_ext._version import __version__
 from moe_ext.grouped_gemm import grouped_gemm, grouped_gemm_out
 from moe_ext.grouped_gemm_masked import grouped_gemm_masked, grouped_gemm_masked_out
+from moe_ext.quantize import quantize_fp8, quantize_fp8_out
+from moe_ext.scales import pad_rows, scales_to_float32
 
 __all__ = [
     "Explanation",
@@ -22,7 +24,11 @@ __all__ = [
     "grouped_gemm_masked_out",
     "grouped_gemm_out",
     "kernels",
+    "pad_rows",
+    "quantize_fp8",
+    "quantize_fp8_out",
     "reference",
+    "scales_to_float32",
 ]
 
 

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 _LIBRARY = torch.library.Library("moe_ext", "FRAGMENT")
 _LIBRARY.define(
-    "_raise_inference_only(Tensor grad, Tensor like) -> Tensor",
+    "_raise_inference_only(Tensor grad, Tensor like, str op) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _RAISE_INFERENCE_ONLY = torch.ops.moe_ext._raise_inference_only.default
@@ -29,45 +29,54 @@ def _comes_to_backend(keyset: int) -> bool:
     return below.highestPriorityTypeId() in _BACKENDS
 
 
-def autograd_kernel(op: Any, implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the Autograd kernel of `op`, a grouped GEMM."""
+def autograd_kernel(
+    op: Any, implementation: Callable[..., Any], outputs: tuple[str, ...] = ("out",)
+) -> Callable[..., Any]:
+    """Make the Autograd kernel of `op`, whose arguments `outputs`, if it has them, are written."""
+    name = op._schema.name.partition("::")[2]
+    written = tuple(argument.name for argument in op._schema.arguments if argument.name in outputs)
 
-    def kernel(keyset: Any, a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Any:
+    def kernel(keyset: Any, *args: Any, **options: Any) -> Any:
         # The dispatcher would only come to the implementation: going there directly saves 2 us.
         direct = _comes_to_backend(keyset.raw_repr())
         if not direct or forward_ad._current_level >= 0 or torch.is_grad_enabled():
 
             def redispatch() -> Any:
                 with torch._C._AutoDispatchBelowAutograd():
-                    return op.redispatch(keyset & _BELOW_AUTOGRAD, a, b, offs, **options)
+                    return op.redispatch(keyset & _BELOW_AUTOGRAD, *args, **options)
 
-            inputs = (a, b, options.get("scale_a"), options.get("scale_b"), options.get("bias"))
-            out = options.get("out")
-            if _needs_gradients(inputs, out):
+            tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
+            if _needs_gradients(name, tensors):
+                outs = [options[output] for output in written]
+                inputs = [
+                    tensor
+                    for tensor in tensors
+                    if tensor.is_floating_point() and not any(tensor is out for out in outs)
+                ]
                 result = _InferenceOnly.apply(  # type: ignore[no-untyped-call]
-                    redispatch, out, *inputs
+                    redispatch, name, len(outs), *outs, *inputs
                 )
-                return result if out is None else None
+                return None if outs else result
             if not direct:
-                return _wrote(options, redispatch())
-        return _wrote(options, implementation(a, b, offs, **options))
+                return _wrote(written, options, redispatch())
+        return _wrote(written, options, implementation(*args, **options))
 
     return kernel
 
 
-def _wrote(options: dict[str, Any], result: Any) -> Any:
-    """Count the write into `out`, if there is one, for autograd."""
-    if "out" in options and not options["out"].is_inference():
-        torch.autograd.graph.increment_version(options["out"])
+def _wrote(written: tuple[str, ...], options: dict[str, Any], result: Any) -> Any:
+    """Count the writes into the outputs, if there are any, for autograd."""
+    for name in written:
+        if not options[name].is_inference():
+            torch.autograd.graph.increment_version(options[name])
     return result
 
 
-def _needs_gradients(inputs: tuple[Tensor | None, ...], out: Tensor | None) -> bool:
+def _needs_gradients(op: str, tensors: list[Tensor]) -> bool:
     """Whether autograd has to know of the call; raises under forward-mode differentiation."""
-    tensors = [tensor for tensor in (*inputs, out) if tensor is not None]
     if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
         raise RuntimeError(
-            "grouped_gemm: inputs must have no tangent, since moe_ext is inference only, got a "
+            f"{op}: inputs must have no tangent, since moe_ext is inference only, got a "
             "call under forward-mode differentiation"
         )
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -82,36 +91,39 @@ class _InferenceOnly(torch.autograd.Function):
     """Ties the result to the inputs, so that backward raises, not silently leaves them out."""
 
     @staticmethod
-    def forward(
-        ctx: Any, run: Callable[[], Tensor | None], out: Tensor | None, *inputs: Tensor | None
-    ) -> Tensor | None:
+    def forward(ctx: Any, run: Callable[[], Any], op: str, num_outs: int, *tensors: Tensor) -> Any:
+        outs, inputs = tensors[:num_outs], tensors[num_outs:]
+        ctx.op, ctx.num_outs = op, num_outs
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs)
         result = run()
-        if out is not None:
-            ctx.mark_dirty(out)
-            return out
+        if outs:
+            ctx.mark_dirty(*outs)
+            return outs
         return result
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
         # An op, so that it raises when backward runs, not when torch.compile traces it ahead of
         # time.
-        wanted = zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
+        grad = next(grad for grad in grads if grad is not None)
+        wanted = zip(ctx.saved_tensors, ctx.needs_input_grad[3 + ctx.num_outs :], strict=True)
         gradients = [
-            _RAISE_INFERENCE_ONLY(grads[0], tensor) if needed else None for tensor, needed in wanted
+            _RAISE_INFERENCE_ONLY(grad, tensor, ctx.op) if needed else None
+            for tensor, needed in wanted
         ]
-        return None, None, *gradients
+        return None, None, None, *(None,) * ctx.num_outs, *gradients
 
 
-def _raise_inference_only(grad: Tensor, like: Tensor) -> Tensor:
+def _raise_inference_only(grad: Tensor, like: Tensor, op: str) -> Tensor:
     raise RuntimeError(
-        "grouped_gemm: backward must not be called, since moe_ext is inference only, got a "
+        f"{op}: backward must not be called, since moe_ext is inference only, got a "
         f"gradient of shape {tuple(grad.shape)}; run the model under torch.no_grad() or "
         "torch.inference_mode()"
     )
 
 
-def _raise_inference_only_fake(grad: Tensor, like: Tensor) -> Tensor:
+def _raise_inference_only_fake(grad: Tensor, like: Tensor, op: str) -> Tensor:
     return torch.empty_like(like)
 
 

@@ -25,10 +25,11 @@ CAPABILITY = (9, 0)
 
 
 class DeviceKernels(NamedTuple):
-    """What a call needs of a checked device: the C++ op and what the dispatcher keys on."""
+    """What a call needs of a checked device: the C++ ops and what the dispatcher keys on."""
 
     grouped_gemm_configured: Callable[..., Any]
     sm_count: int
+    quantize_fp8_configured: Callable[..., Any]
 
 
 def _torch_version() -> tuple[int, int]:
@@ -120,7 +121,18 @@ def device_kernels(device_index: int) -> DeviceKernels:
             "moe_ext: the GPU must be of compute capability 9.0 (H100, H200, H20), got "
             f"{properties.name} (cuda:{device_index}) of capability {capability[0]}.{capability[1]}"
         )
-    return DeviceKernels(op, properties.multi_processor_count)
+    return DeviceKernels(op, properties.multi_processor_count, _quantize_op())
+
+
+def _quantize_op() -> Callable[..., Any]:
+    packet = getattr(torch.ops.moe_ext, "quantize_fp8_configured", None)
+    if packet is None:
+        raise RuntimeError(
+            "moe_ext: the CUDA library must hold quantize_fp8_configured, got a library without "
+            "it, from an older build: reinstall the package"
+        )
+    op: Callable[..., Any] = packet.default
+    return op
 
 
 def is_loaded() -> bool:

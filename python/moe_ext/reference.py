@@ -11,10 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_ext._math import ceil_div
+from moe_ext._quantize_reference import (
+    FP8_MAX,
+    quantize_fp8_per_block,
+    quantize_fp8_per_tensor,
+    quantize_fp8_reference,
+)
 from moe_ext._scales import SCALE_BLOCK, has_blocks
 
-FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
+__all__ = [
+    "FP8_MAX",
+    "group_rows",
+    "grouped_gemm_reference",
+    "quantize_fp8_per_block",
+    "quantize_fp8_per_tensor",
+    "quantize_fp8_reference",
+]
 
 
 def group_rows(offs: Tensor, num_rows: int) -> list[tuple[int, int]]:
@@ -133,60 +145,3 @@ def _along_n(scale: Tensor, n: int, n_segments: int, n_offset: int) -> Tensor:
     segment, row = n // n_segments, torch.arange(n, device=scale.device)
     block = (row % segment + n_offset) // SCALE_BLOCK
     return scale[row // segment * (scale.shape[0] // n_segments) + block]
-
-
-def quantize_fp8_per_tensor(x: Tensor, num_leading_dims: int = 0) -> tuple[Tensor, Tensor]:
-    """Quantise to FP8 E4M3 with one scale for the tensor, or one per leading index.
-
-    Args:
-        x: any shape, any floating dtype.
-        num_leading_dims: dimensions that keep a scale of their own: 0 for activations, 1 for
-            weights of shape (num_groups, n, k), which gives `scale_b` of shape (num_groups,).
-
-    Returns:
-        `q`, float8_e4m3fn, the shape of `x`, contiguous, and `scale`, float32,
-        x.shape[:num_leading_dims]; `q * scale` approximates `x`. An all-zero or empty tensor
-        has the scale 1.
-    """
-    reduced = tuple(range(num_leading_dims, x.dim()))
-    if x.numel() == 0:
-        scale = torch.ones(x.shape[:num_leading_dims], dtype=torch.float32, device=x.device)
-        return x.to(torch.float8_e4m3fn).contiguous(), scale
-    x = x.float()
-    largest = x.abs().amax(dim=reduced, keepdim=True) if reduced else x.abs()
-    scale = _scale_of(largest)
-    q = (x / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
-    return q.contiguous(), scale.reshape(x.shape[:num_leading_dims])
-
-
-def _scale_of(largest: Tensor) -> Tensor:
-    """Return the scale that takes `largest` to the end of FP8's range; never zero."""
-    smallest = torch.finfo(torch.float32).tiny
-    return torch.where(largest > 0, (largest / FP8_MAX).clamp_min(smallest), 1.0)
-
-
-def quantize_fp8_per_block(x: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Quantise to FP8 E4M3 with one scale per block of the last two dimensions.
-
-    Args:
-        x: (..., rows, columns), any floating dtype.
-        block: rows and columns of a block: (1, 128) for activations, (128, 128) for weights. The
-            last block of either dimension may be short.
-
-    Returns:
-        `q`, float8_e4m3fn, the shape of `x`, contiguous, and `scale`, float32, (..., blocks of
-        rows, blocks of columns); `q * scale` of its block approximates `x`. A block of zeros has
-        the scale 1.
-    """
-    *leading, rows, columns = x.shape
-    num_rows, num_columns = ceil_div(rows, block[0]), ceil_div(columns, block[1])
-    padded = x.new_zeros((*leading, num_rows * block[0], num_columns * block[1])).float()
-    padded[..., :rows, :columns] = x
-    blocks = padded.reshape(*leading, num_rows, block[0], num_columns, block[1])
-    largest = blocks.abs().amax(dim=(-1, -3), keepdim=True)
-    scale = _scale_of(largest)
-    q = (blocks / scale).clamp(-FP8_MAX, FP8_MAX).reshape(padded.shape)
-    return (
-        q[..., :rows, :columns].to(torch.float8_e4m3fn).contiguous(),
-        scale.squeeze(-1).squeeze(-2),
-    )

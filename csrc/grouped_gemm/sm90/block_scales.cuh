@@ -71,62 +71,43 @@ struct BlockScaleLoad {
   }
 };
 
-/// Promotion of one thread's partial sums with the scales of a stage.
+/// Promotion of one thread's partial sums under Swap-AB, with the scales of a stage.
 template <class ConfigTag>
-struct BlockScaledPromotion {
+struct SwappedBlockPromotion {
   using T = Traits<ConfigTag>;
-  /// Whether `add` reads the stage. For Plain `prepare` has read it all: two factors, while the tensor core works.
-  static constexpr bool kReadsStage = T::kSwapped;
+  static constexpr bool kReadsStage = true;
 
   Ring<ConfigTag> const& ring;
-  int lane_row;               // of the thread within its warp group's 64-row block
   int lane_column;            // of the thread's first value within 8 columns
-  int block[T::kBlocksM][2];  // swapped: of the thread's rows, within the tile's scale blocks
+  int block[T::kBlocksM][2];  // of the thread's rows, within the tile's scale blocks
   int change_k;               // shifted: where in each atom of K the weights' next block begins
 
-  __device__ BlockScaledPromotion(Ring<ConfigTag> const& ring_,
-                                  WeightScales const& weights,
-                                  int weight_begin,
-                                  int num_weights,
-                                  int warp_group,
-                                  int thread)
-      : ring(ring_),
-        lane_row(accumulator_row(thread)),
-        lane_column(accumulator_column(thread)),
-        change_k(kScaleBlock - weights.k_offset) {
-    if constexpr (T::kSwapped) {
+  __device__ SwappedBlockPromotion(Ring<ConfigTag> const& ring_,
+                                   WeightScales const& weights,
+                                   Tile const& tile,
+                                   int num_weights,
+                                   int warp_group,
+                                   int thread)
+      : ring(ring_), lane_column(accumulator_column(thread)), change_k(kScaleBlock - weights.k_offset) {
+    int const weight_begin = tile.weight_tile * T::kConfig.tile_weights;
 #pragma unroll
-      for (int i = 0; i < T::kBlocksM * 2; ++i) {
-        int const row = (warp_group * T::kBlocksM + i / 2) * T::kBlockM + lane_row + i % 2 * 8;
-        int const weight = min(weight_begin + row, num_weights - 1);
-        block[i / 2][i % 2] = weight_block(weights, weight) - weight_block(weights, weight_begin);
-      }
-    } else {
-      lane_row += warp_group * T::kBlocksM * T::kBlockM;
+    for (int i = 0; i < T::kBlocksM * 2; ++i) {
+      int const row = (warp_group * T::kBlocksM + i / 2) * T::kBlockM + accumulator_row(thread) + i % 2 * 8;
+      int const weight = min(weight_begin + row, num_weights - 1);
+      block[i / 2][i % 2] = weight_block(weights, weight) - weight_block(weights, weight_begin);
     }
   }
 
-  /// Plain: what the thread's two rows are multiplied by.
-  struct Factors {
-    float first;
-    float second;
-  };
+  struct NoFactors {};
 
-  /// Called while the sums are still being made.
-  __device__ Factors prepare(int stage, int atom, int block_m, int column) const {
-    if constexpr (T::kSwapped) {
-      return {};
-    } else {
-      // Plain kernels run only where scale blocks begin at multiples of 128 of the tile's columns.
-      float const w = ring.weight_scales[stage][atom][column / kScaleBlock];
-      int const row = block_m * T::kBlockM + lane_row;
-      return {ring.token_scales[stage][atom][row] * w, ring.token_scales[stage][atom][row + 8] * w};
-    }
+  template <int kValues>
+  __device__ NoFactors prepare(int, int, int) {
+    return {};
   }
 
   /// Adds `partial`, the products over one part of an atom of K of block `block_m` and the columns from `column` on.
   template <int kValues>
-  __device__ void add(Factors const& factors,
+  __device__ void add(NoFactors,
                       int stage,
                       int atom,
                       int part,
@@ -134,25 +115,116 @@ struct BlockScaledPromotion {
                       int column,
                       float const (&partial)[kValues],
                       float* sums) const {
-    if constexpr (T::kSwapped) {
-      float const* const token_scales = ring.token_scales[stage][atom];
-      float const* const weight_scales =
-          ring.weight_scales[stage][atom] + part * Ring<ConfigTag>::kWeightBlocks;
-      float const w0 = weight_scales[block[block_m][0]];
-      float const w1 = weight_scales[block[block_m][1]];
+    float const* const token_scales = ring.token_scales[stage][atom];
+    float const* const weight_scales =
+        ring.weight_scales[stage][atom] + part * Ring<ConfigTag>::kWeightBlocks;
+    float const w0 = weight_scales[block[block_m][0]];
+    float const w1 = weight_scales[block[block_m][1]];
 #pragma unroll
-      for (int j = 0; j < kValues / 4; ++j) {
-        float2 const t = *reinterpret_cast<float2 const*>(token_scales + column + 8 * j + lane_column);
-        sums[4 * j + 0] += partial[4 * j + 0] * (t.x * w0);
-        sums[4 * j + 1] += partial[4 * j + 1] * (t.y * w0);
-        sums[4 * j + 2] += partial[4 * j + 2] * (t.x * w1);
-        sums[4 * j + 3] += partial[4 * j + 3] * (t.y * w1);
-      }
-    } else {
+    for (int j = 0; j < kValues / 4; ++j) {
+      float2 const t = *reinterpret_cast<float2 const*>(token_scales + column + 8 * j + lane_column);
+      sums[4 * j + 0] += partial[4 * j + 0] * (t.x * w0);
+      sums[4 * j + 1] += partial[4 * j + 1] * (t.y * w0);
+      sums[4 * j + 2] += partial[4 * j + 2] * (t.x * w1);
+      sums[4 * j + 3] += partial[4 * j + 3] * (t.y * w1);
+    }
+  }
+};
+
+/// Promotion of one thread's partial sums in plain order: its rows' token scales and the tile's weight scales, read
+/// into registers a step of K ahead.
+template <class ConfigTag>
+struct PlainBlockPromotion {
+  using T = Traits<ConfigTag>;
+  static constexpr bool kReadsStage = false;
+  static constexpr int kRows = 2 * T::kBlocksM;
+  static constexpr int kColumns = T::kConfig.tile_weights / kScaleBlock;
+  static_assert(T::kSwapped || T::kConfig.tile_weights % kScaleBlock == 0, "columns are whole scale blocks");
+
+  struct Step {
+    float token[kRows];
+    float weight[kColumns];
+  };
+
+  float const* token[kRows];
+  float const* weight[kColumns];
+  std::int64_t token_k_stride;
+  std::int64_t weight_k_stride;
+  int last_k_block;
+  Step now;
+  Step next;
+
+  /// Called behind the tile's first full stage: a previous kernel may have written the scales.
+  __device__ PlainBlockPromotion(TokenScales const& tokens,
+                                 WeightScales const& weights,
+                                 Tile const& tile,
+                                 int num_weights,
+                                 int k_blocks,
+                                 int warp_group,
+                                 int thread)
+      : token_k_stride(tokens.k_stride), weight_k_stride(weights.k_stride), last_k_block(k_blocks - 1) {
+    if (tile.group < 0) {
+      return;
+    }
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) {
-        sums[i] += partial[i] * (i % 4 < 2 ? factors.first : factors.second);
-      }
+    for (int i = 0; i < kRows; ++i) {
+      int const row = (warp_group * T::kBlocksM + i / 2) * T::kBlockM + accumulator_row(thread) + i % 2 * 8;
+      // Rows past the end are never stored: any scale will do.
+      int const last = min(tile.token_begin + row, tile.token_end - 1);
+      token[i] = tokens.data + tile.group * tokens.group_shift + last * tokens.row_stride;
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      int const first = min(tile.weight_tile * T::kConfig.tile_weights + i * kScaleBlock, num_weights - 1);
+      int const segment = first >= weights.segment_n ? 1 : 0;
+      weight[i] = weights.data + tile.group * weights.group_stride + segment * weights.segment_stride +
+                  (first - segment * weights.segment_n) / kScaleBlock * weights.n_stride +
+                  accumulator_row(thread) * weights.k_offset;
+    }
+    load(0);
+  }
+
+  struct Factors {
+    float first;
+    float second;
+  };
+
+  /// What the sums of the thread's two rows are multiplied by. Called while they are still being made.
+  template <int kValues>
+  __device__ Factors prepare(int k_block, int block_m, int column) {
+    if (block_m == 0 && column == 0) {
+      now = next;
+      load(min(k_block + 1, last_k_block));
+    }
+    float const w = now.weight[column / kScaleBlock];
+    return {now.token[2 * block_m] * w, now.token[2 * block_m + 1] * w};
+  }
+
+  template <int kValues>
+  __device__ void add(
+      Factors const& factors, int, int, int, int, int, float const (&partial)[kValues], float* sums) const {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      sums[i] += partial[i] * (i % 4 < 2 ? factors.first : factors.second);
+    }
+  }
+
+ private:
+  /// Where it stands: the compiler would move it to its use.
+  __device__ static float read(float const* address) {
+    float value;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(address));
+    return value;
+  }
+
+  __device__ void load(int k_block) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      next.token[i] = read(token[i] + k_block * token_k_stride);
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      next.weight[i] = read(weight[i] + k_block * weight_k_stride);
     }
   }
 };
@@ -163,7 +235,8 @@ struct UnscaledPromotion {
 
   struct Factors {};
 
-  __device__ Factors prepare(int, int, int, int) const {
+  template <int kValues>
+  __device__ Factors prepare(int, int, int) {
     return {};
   }
 

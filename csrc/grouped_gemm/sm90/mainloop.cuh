@@ -99,6 +99,9 @@ struct MainloopMma {
   static constexpr int kBlocksN = kTileN / kInstructionN;
   static constexpr int kValues = kInstructionN / 2;  // per thread and 64-row block
   static constexpr int kInstructionsK = kAtomBytes / 32;
+  /// Atoms of a stage whose sums are promoted together. A narrow tile waits for the tensor core more than it works:
+  /// with sums of their own, which it has registers for, its atoms wait once.
+  static constexpr int kTogether = !T::kShifted && kValues * T::kAtomsK <= 32 ? T::kAtomsK : 1;
   using Op = decltype(cute::SM90::GMMA::ss_op_selector<
                       Element,
                       Element,
@@ -110,10 +113,7 @@ struct MainloopMma {
 
   /// Consumes `k_tiles` stages starting at `state` and leaves the sums in the first kTileN columns of `acc`.
   template <class Promotion>
-  __device__ void run(State& state,
-                      int k_tiles,
-                      Accumulators<ConfigTag>& acc,
-                      Promotion const& promotion) const {
+  __device__ void run(State& state, int k_tiles, Accumulators<ConfigTag>& acc, Promotion& promotion) const {
     if constexpr (T::kPromoted) {
       run_promoted(state, k_tiles, acc, promotion);
     } else {
@@ -154,34 +154,25 @@ struct MainloopMma {
   __device__ void run_promoted(State& state,
                                int k_tiles,
                                Accumulators<ConfigTag>& acc,
-                               Promotion const& promotion) const {
+                               Promotion& promotion) const {
     clear(acc);
-    float partial[kValues];
+    float partial[kTogether][kValues];
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       ring.full[state.stage].wait(state.phase);
 #pragma unroll
-      for (int atom = 0; atom < T::kAtomsK; ++atom) {
+      for (int atom = 0; atom < T::kAtomsK; atom += kTogether) {
 #pragma unroll
         for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
 #pragma unroll
           for (int block_n = 0; block_n < kBlocksN; ++block_n) {
-            bool const last = atom == T::kAtomsK - 1 && block_m == T::kBlocksM - 1 && block_n == kBlocksN - 1;
-            int const column = block_n * kInstructionN;
+            bool const last =
+                atom == T::kAtomsK - kTogether && block_m == T::kBlocksM - 1 && block_n == kBlocksN - 1;
             float* const sums = acc.value[block_m] + block_n * kValues;
             if constexpr (T::kShifted) {
-              promote_parts(state.stage, atom, block_m, block_n, promotion, partial, sums);
+              promote_parts(state.stage, atom, block_m, block_n, promotion, partial[0], sums);
             } else {
-              fence(partial);
-              cute::warpgroup_arrive();
-              multiply(state.stage, atom, block_m, block_n, cute::SM90::GMMA::ScaleOut::Zero, partial);
-              cute::warpgroup_commit_batch();
-              auto const factors = promotion.prepare(state.stage, atom, block_m, column);
-              cute::warpgroup_wait<0>();
-              fence(partial);
-              if (last && !Promotion::kReadsStage) {
-                release_read(state.stage);
-              }
-              promotion.add(factors, state.stage, atom, 0, block_m, column, partial, sums);
+              bool const release = last && !Promotion::kReadsStage;
+              promote(state.stage, k_tile, atom, block_m, block_n, release, promotion, partial, sums);
             }
             if (last && Promotion::kReadsStage) {
               release_read(state.stage);
@@ -193,9 +184,44 @@ struct MainloopMma {
     }
   }
 
+  /// One 64 x kInstructionN block over kTogether atoms of K.
+  template <class Promotion>
+  __device__ void promote(int stage,
+                          int k_tile,
+                          int atom,
+                          int block_m,
+                          int block_n,
+                          bool release,
+                          Promotion& promotion,
+                          float (&partial)[kTogether][kValues],
+                          float* sums) const {
+    int const column = block_n * kInstructionN;
+    fence(partial);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      multiply(stage, atom + i, block_m, block_n, cute::SM90::GMMA::ScaleOut::Zero, partial[i]);
+    }
+    cute::warpgroup_commit_batch();
+    decltype(promotion.template prepare<kValues>(0, 0, 0)) factors[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      factors[i] = promotion.template prepare<kValues>(k_tile * T::kAtomsK + atom + i, block_m, column);
+    }
+    cute::warpgroup_wait<0>();
+    fence(partial);
+    if (release) {
+      release_read(stage);
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      promotion.add(factors[i], stage, atom + i, 0, block_m, column, partial[i], sums);
+    }
+  }
+
   /// Releases a stage of which lanes may have read scales.
   __device__ void release_read(int stage) const {
-    if constexpr (T::kBlockScaled) {
+    if constexpr (T::kScaleWarp) {
       __syncwarp();
     }
     ring.release(stage);
@@ -208,7 +234,7 @@ struct MainloopMma {
                                 int atom,
                                 int block_m,
                                 int block_n,
-                                Promotion const& promotion,
+                                Promotion& promotion,
                                 float (&partial)[kValues],
                                 float* sums) const {
     int const row = (warp_group * T::kBlocksM + block_m) * T::kBlockM;
@@ -293,6 +319,14 @@ struct MainloopMma {
       for (int i = 0; i < kTileN / 2; ++i) {
         acc.value[block_m][i] = 0.f;
       }
+    }
+  }
+
+  template <int kSets>
+  __device__ static void fence(float (&partial)[kSets][kValues]) {
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+      fence(partial[set]);
     }
   }
 

@@ -26,7 +26,6 @@ struct OutputScales {
   __device__ OutputScales(TokenScales const& a,
                           WeightScales const& b,
                           Tile const& tile,
-                          int weight_begin,
                           int num_weights,
                           int warp_group,
                           int thread) {
@@ -43,6 +42,7 @@ struct OutputScales {
                  ? 1.f
                  : a.data[tile.group * a.group_shift + token * a.row_stride];
     };
+    int const weight_begin = tile.weight_tile * T::kConfig.tile_weights;
     int const lane_row = accumulator_row(thread);
     vary = a.row_stride != 0 || a.group_shift != 0 || b.n_stride != 0;
     if (!vary) {

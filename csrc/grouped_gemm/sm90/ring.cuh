@@ -37,7 +37,7 @@ struct Ring {
   static constexpr int kStages = kConfig.stages;
   static constexpr int kWeightsBytes = kConfig.tile_weights * kAtomBytes;  // of one atom of K
   static constexpr int kTokensBytes = kConfig.tile_tokens * kAtomBytes;
-  static constexpr int kFullArrivals = 1 + (T::kBlockScaled ? 32 : 0);
+  static constexpr int kFullArrivals = 1 + (T::kScaleWarp ? 32 : 0);
   static constexpr int kEmptyArrivals = T::kMmaThreads / 32;
 
   alignas(1024) unsigned char weights[kStages][T::kAtomsK][kWeightsBytes];  // (tile_weights, 128 B) swizzled
@@ -48,7 +48,7 @@ struct Ring {
   static constexpr int kWeightBlocks = kConfig.tile_weights / kScaleBlock + 3;
   struct NoScales {};
   template <int kCount>
-  using Scales = std::conditional_t<T::kBlockScaled, float[kStages][T::kAtomsK][kCount], NoScales>;
+  using Scales = std::conditional_t<T::kScaleWarp, float[kStages][T::kAtomsK][kCount], NoScales>;
   alignas(8) [[no_unique_address]] Scales<kConfig.tile_tokens> token_scales;
   [[no_unique_address]] Scales<T::kPartsK * kWeightBlocks> weight_scales;
   cutlass::arch::ClusterTransactionBarrier full[kStages];

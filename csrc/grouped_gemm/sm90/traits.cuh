@@ -28,6 +28,10 @@ struct Traits {
 
   static constexpr bool kShifted = kConfig.accumulate == Accumulate::Shifted;
   static constexpr bool kBlockScaled = kShifted || kConfig.accumulate == Accumulate::Block;
+  /// Swap-AB: token scales run along N, too many for registers; a warp of its own brings them through the ring.
+  static constexpr bool kScaleWarp = kBlockScaled && kSwapped;
+  /// In plain order a thread needs few, and reads them itself.
+  static constexpr bool kScalesAhead = kBlockScaled && !kSwapped;
   static constexpr bool kPromoted = kBlockScaled || kConfig.accumulate == Accumulate::Promoted;
 
   static constexpr int kAtomK = kAtomBytes / static_cast<int>(sizeof(Element));  // elements
@@ -47,7 +51,7 @@ struct Traits {
   static constexpr bool kTight =
       kConfig.mma_warp_groups == 3 || (kConfig.mma_warp_groups == 1 && kBlocksM * kMaxTileN >= 256);
   static constexpr int kLoadRegisters =
-      kBlockScaled ? (kConfig.ctas_per_sm > 1 && kConfig.mma_warp_groups > 1 ? 64 : 72) : (kTight ? 32 : 40);
+      kScaleWarp ? (kConfig.ctas_per_sm > 1 && kConfig.mma_warp_groups > 1 ? 64 : 72) : (kTight ? 32 : 40);
   static constexpr int kMmaRegistersFit =
       (kLaunchRegisters * kThreads - kLoadRegisters * 128) / kMmaThreads / 8 * 8;
   static constexpr int kMmaRegisters = kMmaRegistersFit < 240 ? kMmaRegistersFit : 240;
