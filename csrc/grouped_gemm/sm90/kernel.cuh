@@ -291,9 +291,9 @@ struct Kernel {
     }
   }
 
-  /// Of the mma warp groups. The same for all lanes of a warp, and where `__shfl_sync` says so to the compiler, it keeps
-  /// operand addresses in uniform registers: mixtral FP8 at T = 8192 1160 in place of 1139 TFLOP/s sustained. Plain
-  /// block-scaled kernels lose 3 % by it, so they are not told.
+  /// Of the mma warp groups. It is the same for all lanes of a warp; where `__shfl_sync` tells the compiler so, operand
+  /// addresses stay in uniform registers: mixtral FP8 at T = 8192 1160 in place of 1139 TFLOP/s at steady clock. Plain
+  /// block-scaled kernels lose 3 % by it and are not told.
   __device__ static int warp_group_of_thread() {
     int const warp_group = static_cast<int>(threadIdx.x) / 128 - 1;
     return T::kScalesAhead ? warp_group : __shfl_sync(kFullWarp, warp_group, 0);
