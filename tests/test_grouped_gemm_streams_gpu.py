@@ -75,9 +75,11 @@ def test_a_pair_with_offsets_ready(config):
     out = torch.zeros(48, 256, device="cuda")
     cast = torch.zeros(48, 384, device="cuda").to(dtype)
     up_scales, down_scales, fresh = {}, {}, torch.ones(48, 3, device="cuda")
-    if kernel.accumulate == "block":
-        up_scales = {"scale_a": powers(48, 2), "scale_b": powers(4, 3, 2)}
-        down_scales = {"scale_a": powers(48, 3), "scale_b": powers(4, 2, 3)}
+    if kernel.accumulate in ("block", "shifted"):
+        shifted = kernel.accumulate == "shifted"
+        grid = {"scale_b_offset": (0, 72)} if shifted else {}
+        up_scales = {"scale_a": powers(48, 2), "scale_b": powers(4, 3, 2 + shifted)} | grid
+        down_scales = {"scale_a": powers(48, 3), "scale_b": powers(4, 2, 3 + shifted)} | grid
 
     def pair():
         moe_ext.grouped_gemm_out(a, up, offs, out=middle, **up_scales, **options)
@@ -95,12 +97,10 @@ def test_a_pair_with_offsets_ready(config):
         fresh.copy_(powers(48, 3))
         graph.replay()
         valid = sum(rows)
-        first = grouped_gemm_reference(a, up, offs, *up_scales.values(), out_dtype=torch.float32)[
-            :valid
-        ]
-        scales = (fresh[:valid], down_scales["scale_b"]) if down_scales else ()
+        first = grouped_gemm_reference(a, up, offs, **up_scales, out_dtype=torch.float32)[:valid]
+        scales = down_scales | {"scale_a": fresh[:valid]} if down_scales else {}
         second = grouped_gemm_reference(
-            first.clamp(-4, 4), down.float(), offs, *scales, out_dtype=torch.float32
+            first.clamp(-4, 4), down.float(), offs, **scales, out_dtype=torch.float32
         )
         assert_same_bits(middle[:valid], first, offs)
         assert_same_bits(out[:valid], second, offs)

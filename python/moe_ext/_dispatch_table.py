@@ -47,6 +47,7 @@ class Row(NamedTuple):
 _TUNING = "bench/results/tuning-2026-11-29.jsonl"
 _PREFILL = "bench/results/tuning-prefill-2026-11-29.jsonl"
 _BLOCK = "bench/results/tuning-block-2026-11-29.jsonl"
+_BLOCK_STAGES = "bench/results/tuning-block-stages-2026-11-29.jsonl"
 _NOT_KEPT = "its rows were not kept"
 
 
@@ -355,52 +356,94 @@ TABLE: tuple[Row, ...] = (
         "fp8",
         "block",
         (
-            "swap_fp8b_w64_t16_deep",
-            "mixtral, T=1: 90.7 us; w128_t16 98.6",
-            _BLOCK,
-            {"max_num_rows": 2, "min_k": 4096},
+            "swap_fp8b_w64_t16_split2",
+            "deepseek-v3-tp8 gate/up, T=1: 12.5 us; w64_t32 18.4",
+            _BLOCK_STAGES,
+            {"max_touched_tiles": 100, "min_k": 1024},
+        ),
+        (
+            "swap_fp8b_w128_t16",
+            "glm-4.5-air-tp8 down, T=1: 6.7 us; w64_t16 8.4",
+            _BLOCK_STAGES,
+            {"max_num_rows": 48, "max_rows_per_group": 1.2, "max_k": 300},
+        ),
+        (
+            "swap_fp8b_w128_t16",
+            "mixtral gate/up, T=1: 59.2 us; w64_t32_trio 61.5",
+            _BLOCK_STAGES,
+            {"max_num_rows": 2, "min_n": 7000},
         ),
         (
             "swap_fp8b_w64_t32",
-            "qwen3-30b, T=1: 14.5 us; w64_t16 15.7, w128_t16 16.1",
-            _BLOCK,
+            "mixtral down, T=1: 31.7 us; w64_t16 32.2, w128_t16 34.7 or more",
+            _BLOCK_STAGES,
+            {"max_num_rows": 2},
+        ),
+        (
+            "swap_fp8b_w64_t32",
+            "qwen3-30b, T=1: 9.9 and 7.0 us; w64_t32_trio 9.8 and 6.9",
+            _BLOCK_STAGES,
             {"max_num_rows": 16, "max_touched_tiles": 300},
         ),
         (
-            "swap_fp8b_w64_t16",
-            "deepseek-v3-tp8, T=1: 24.5 us; w64_t32 24.9, w128_t16 27.3",
-            _BLOCK,
-            {"max_num_rows": 12, "max_k": 300},
+            "swap_fp8b_w128_t16",
+            "qwen3-next down, T=1: 8.7 us; w64_t16 9.1",
+            _BLOCK_STAGES,
+            {"max_num_rows": 12, "max_k": 600},
         ),
         (
             "swap_fp8b_w64_t32_trio",
-            "mixtral, T=4: 206.9 us; w64_t16 212.4, w128_t16 219.0",
-            _BLOCK,
+            "mixtral down, T=4: 74.7 us; w128_t64 75.5, w64_t16 76.4",
+            _BLOCK_STAGES,
             {"max_num_rows": 12, "min_k": 10000},
         ),
         (
             "swap_fp8b_w64_t32_trio",
-            "mixtral, T=4: 206.9 us; w64_t16 212.4, w128_t16 219.0",
-            _BLOCK,
+            "mixtral gate/up, T=4: 138.2 us; w128_t64 142.4, w64_t16 146.3",
+            _BLOCK_STAGES,
             {"max_num_rows": 12, "min_n": 16000},
         ),
         (
             "swap_fp8b_w128_t16",
-            "deepseek-v3-ep8, T=1: 86.8 us; w128_t64 88.0, w64_t32 90.0",
-            _BLOCK,
+            "deepseek-v3-ep8 gate/up, T=1: 57.8 us; w64_t32 59.4",
+            _BLOCK_STAGES,
+            {"max_num_rows": 12, "min_k": 7000},
+        ),
+        (
+            "swap_fp8b_w128_t16",
+            "gpt-oss-120b down, T=1: 12.0 us; w64_t32_trio 12.5",
+            _BLOCK_STAGES,
+            {"max_num_rows": 12, "max_n": 3000, "min_k": 2500, "max_k": 3000},
+        ),
+        (
+            "swap_fp8b_w64_t16",
+            "1.01x the best kernel's time over 9 stages, worst 1.03x",
+            _BLOCK_STAGES,
             {"max_num_rows": 12},
         ),
         (
             "swap_fp8b_w64_t16",
-            "qwen3-30b, T=4: 35.9 us; w128_t16 37.5; deepseek-v3-tp8, T=4: 45.8 us; w128_t16 46.4",
-            _BLOCK,
-            {"max_rows_per_group": 0.3, "max_touched_tiles": 1100, "min_n": 400},
+            "qwen3-30b, T=4: 23.8 and 14.2 us; w128_t16 25.5 and 14.7",
+            _BLOCK_STAGES,
+            {"max_num_rows": 48, "max_rows_per_group": 1.2, "max_n": 2100},
+        ),
+        (
+            "swap_fp8b_w64_t32_trio",
+            "qwen3-235b, T=4: 84.3 and 43.1 us; w64_t16 85.5 and 43.9",
+            _BLOCK_STAGES,
+            {"max_num_rows": 48, "max_rows_per_group": 1.2},
         ),
         (
             "swap_fp8b_w128_t16",
             "1.01x the best kernel's time over 10 pairs, worst 1.03x",
             _BLOCK,
             {"max_rows_per_group": 6},
+        ),
+        (
+            "swap_fp8b_w128_t128",
+            "gpt-oss-120b, T=1024: 540 and 277 us; w128_t64 558 and 285",
+            _BLOCK_STAGES,
+            {"max_rows_per_group": 100, "min_k": 2500, "max_k": 3000},
         ),
         (
             "swap_fp8b_w128_t64",
@@ -446,5 +489,6 @@ KEPT_FOR_TUNING: frozenset[str] = frozenset(
         "swap_fp8p_w128_t128_pair",
         "swap_fp8p_w128_t256",
         "swap_fp8f_w128_t256",
+        "swap_fp8b_w64_t16_deep",
     }
 )
