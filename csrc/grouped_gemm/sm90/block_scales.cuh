@@ -98,16 +98,31 @@ struct SwappedBlockPromotion {
     }
   }
 
-  struct NoFactors {};
+  /// Scales of the thread's two rows and of its columns of `kValues` values. The few of a narrow tile are read while the
+  /// tensor core works, so that the sums do not wait for them too; many would not fit into registers.
+  template <int kValues>
+  struct Factors {
+    static constexpr bool kEarly = kValues <= 16 && T::kPartsK == 1;
+    float weight[2];
+    float2 token[kEarly ? kValues / 4 : 1];
+  };
 
   template <int kValues>
-  __device__ NoFactors prepare(int, int, int) {
-    return {};
+  __device__ Factors<kValues> prepare(int stage, int atom, int, int block_m, int column) {
+    Factors<kValues> factors{};
+    if constexpr (Factors<kValues>::kEarly) {
+      read_weights(stage, atom, 0, block_m, factors.weight);
+#pragma unroll
+      for (int j = 0; j < kValues / 4; ++j) {
+        factors.token[j] = token(stage, atom, column + 8 * j);
+      }
+    }
+    return factors;
   }
 
   /// Adds `partial`, the products over one part of an atom of K of block `block_m` and the columns from `column` on.
   template <int kValues>
-  __device__ void add(NoFactors,
+  __device__ void add(Factors<kValues> factors,
                       int stage,
                       int atom,
                       int part,
@@ -115,19 +130,29 @@ struct SwappedBlockPromotion {
                       int column,
                       float const (&partial)[kValues],
                       float* sums) const {
-    float const* const token_scales = ring.token_scales[stage][atom];
-    float const* const weight_scales =
-        ring.weight_scales[stage][atom] + part * Ring<ConfigTag>::kWeightBlocks;
-    float const w0 = weight_scales[block[block_m][0]];
-    float const w1 = weight_scales[block[block_m][1]];
+    if constexpr (!Factors<kValues>::kEarly) {
+      read_weights(stage, atom, part, block_m, factors.weight);
+    }
+    float const(&w)[2] = factors.weight;
 #pragma unroll
     for (int j = 0; j < kValues / 4; ++j) {
-      float2 const t = *reinterpret_cast<float2 const*>(token_scales + column + 8 * j + lane_column);
-      sums[4 * j + 0] += partial[4 * j + 0] * (t.x * w0);
-      sums[4 * j + 1] += partial[4 * j + 1] * (t.y * w0);
-      sums[4 * j + 2] += partial[4 * j + 2] * (t.x * w1);
-      sums[4 * j + 3] += partial[4 * j + 3] * (t.y * w1);
+      float2 const t = Factors<kValues>::kEarly ? factors.token[j] : token(stage, atom, column + 8 * j);
+      sums[4 * j + 0] += partial[4 * j + 0] * (t.x * w[0]);
+      sums[4 * j + 1] += partial[4 * j + 1] * (t.y * w[0]);
+      sums[4 * j + 2] += partial[4 * j + 2] * (t.x * w[1]);
+      sums[4 * j + 3] += partial[4 * j + 3] * (t.y * w[1]);
     }
+  }
+
+ private:
+  __device__ void read_weights(int stage, int atom, int part, int block_m, float (&weight)[2]) const {
+    float const* const scales = ring.weight_scales[stage][atom] + part * Ring<ConfigTag>::kWeightBlocks;
+    weight[0] = scales[block[block_m][0]];
+    weight[1] = scales[block[block_m][1]];
+  }
+
+  __device__ float2 token(int stage, int atom, int column) const {
+    return *reinterpret_cast<float2 const*>(ring.token_scales[stage][atom] + column + lane_column);
   }
 };
 
@@ -191,7 +216,7 @@ struct PlainBlockPromotion {
 
   /// What the sums of the thread's two rows are multiplied by. Called while they are still being made.
   template <int kValues>
-  __device__ Factors prepare(int k_block, int block_m, int column) {
+  __device__ Factors prepare(int, int, int k_block, int block_m, int column) {
     if (block_m == 0 && column == 0) {
       now = next;
       load(min(k_block + 1, last_k_block));
@@ -236,7 +261,7 @@ struct UnscaledPromotion {
   struct Factors {};
 
   template <int kValues>
-  __device__ Factors prepare(int, int, int) {
+  __device__ Factors prepare(int, int, int, int, int) {
     return {};
   }
 

@@ -179,7 +179,8 @@ struct Kernel {
     __syncwarp();
   }
 
-  /// The load warp's walk again, for scales: they may come from the previous kernel, so none before it has ended.
+  /// The load warp's walk again, for scales: they may come from the previous kernel, so none before it has ended. Where
+  /// the first tile can be found before that, it is: the offsets are then at hand when the wait ends.
   __device__ static void load_scales(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
     BlockScaleLoad<ConfigTag> const loader{params.scale_a,
                                            params.scale_b,
@@ -188,10 +189,16 @@ struct Kernel {
                                            params.k_blocks,
                                            params.weight_k_blocks,
                                            first_k_tile(params, cta_rank)};
-    cudaGridDependencySynchronize();
+    if (!params.offs_ready) {
+      cudaGridDependencySynchronize();
+    }
     Scheduler scheduler = make_scheduler(params);
+    Tile tile = scheduler.next();
+    if (params.offs_ready) {
+      cudaGridDependencySynchronize();
+    }
     State state;
-    for (Tile tile = scheduler.next(); tile.group >= 0; tile = scheduler.next()) {
+    for (; tile.group >= 0; tile = scheduler.next()) {
       for (int k_tile = 0; k_tile < params.k_tiles; ++k_tile) {
         ring.empty[state.stage].wait(state.phase ^ 1);
         loader.load(state.stage, {tile, k_tile});

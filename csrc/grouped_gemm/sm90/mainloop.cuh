@@ -203,10 +203,11 @@ struct MainloopMma {
       multiply(stage, atom + i, block_m, block_n, cute::SM90::GMMA::ScaleOut::Zero, partial[i]);
     }
     cute::warpgroup_commit_batch();
-    decltype(promotion.template prepare<kValues>(0, 0, 0)) factors[kTogether];
+    decltype(promotion.template prepare<kValues>(0, 0, 0, 0, 0)) factors[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-      factors[i] = promotion.template prepare<kValues>(k_tile * T::kAtomsK + atom + i, block_m, column);
+      int const k_block = k_tile * T::kAtomsK + atom + i;
+      factors[i] = promotion.template prepare<kValues>(stage, atom + i, k_block, block_m, column);
     }
     cute::warpgroup_wait<0>();
     fence(partial);
@@ -257,7 +258,8 @@ struct MainloopMma {
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<0>();
       fence(partial);
-      promotion.add({}, stage, atom, part, block_m, block_n * kInstructionN, partial, sums);
+      auto const none = promotion.template prepare<kValues>(stage, atom, 0, block_m, 0);
+      promotion.add(none, stage, atom, part, block_m, block_n * kInstructionN, partial, sums);
     }
   }
 
