@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bench.lookup import DEFAULT_ACCUMULATE, ROUTING, Results, main_scale
 from bench.layouts import CONTIGUOUS
+from bench.lookup import DEFAULT_ACCUMULATE, ROUTING, Results, main_scale
 from bench.peers import PeerTimes
 from bench.rows import Row, in_regime, latest
 
