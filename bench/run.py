@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from bench.cases import ROUTINGS, TOKENS, Case, case_names, get_case
+from bench.cases import ROUTINGS, TOKENS, Case, case_names, extra_case_names, get_case
 from bench.floors import floor_us
 from bench.layouts import CONTIGUOUS, LAYOUTS
 from bench.measure import (
@@ -51,7 +51,8 @@ def build_parser() -> argparse.ArgumentParser:
 def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that `bench.run` and `bench.tune` share."""
     add = parser.add_argument
-    add("--cases", type=_names(case_names()), default=case_names(), help="all, or names")
+    cases = _names(case_names(), extra_case_names())
+    add("--cases", type=cases, default=case_names(), help="all, or names, some only by name")
     add("--tokens", type=_integers, default=list(TOKENS), help="tokens before top-k")
     add("--dtypes", type=_names(["bf16", "fp8"]), default=["bf16", "fp8"])
     add("--accumulate", type=_names(["promoted", "fast"]), default=["promoted", "fast"])
@@ -72,9 +73,12 @@ def _integers(text: str) -> list[int]:
     return [int(word) for word in _words(text)]
 
 
-def _names(known: list[str]) -> Callable[[str], list[str]]:
+def _names(everything: list[str], extra: Sequence[str] = ()) -> Callable[[str], list[str]]:
+    """Return a parser of names; "all" does not mean those in `extra`."""
+    known = [*everything, *extra]
+
     def parse(text: str) -> list[str]:
-        words = known if text == "all" else _words(text)
+        words = everything if text == "all" else _words(text)
         unknown = [word for word in words if word not in known]
         if unknown:
             raise argparse.ArgumentTypeError(
