@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.cases import case_names, get_case
+from bench.cases import STAGES, case_names, get_case
+from bench.floors import work_of
 from bench.lookup import Results
 from bench.peers import PeerTimes
 from bench.power import SUSTAINED
@@ -30,6 +31,10 @@ PREFILL_TFLOPS = {
     ("deepseek-v3-tp8", "fp8"): 620.0,
 }
 CHANNEL_TOLERANCE = 1.03
+# A shard of one and a half blocks of scales against one of two whole blocks.
+SHARDS = ("shard-192", "shard-256")
+SHARD_TOKENS = (16, 64, 256)
+SHARD_TOLERANCE = 1.05
 
 
 def block_limit_us(case: str, tokens: int, floor: float) -> float:
@@ -53,6 +58,8 @@ def evaluate(rows: Sequence[Row], peers: PeerTimes) -> list[Bar]:
         name = f"block pair, T = {PREFILL_TOKENS}"
         bars += prefill_bars(name, PREFILL_TFLOPS, burst, sustained, BLOCK)
         bars += peer_bars("block: faster than peers", burst, peers, BLOCK)
+    if any(case in SHARDS for case, _, _ in burst.cells(BLOCK)):
+        bars += _shard_bars(burst)
     if burst.cells(CHANNEL):
         bars += _channel_bars(burst)
         bars += torch_bars("row x channel: faster than torch", burst, CHANNEL)
@@ -66,6 +73,28 @@ def _decode_bars(results: Results) -> Iterator[Bar]:
             row = results.moe_ext(case, "fp8", tokens, scale=BLOCK)
             limit = block_limit_us(case, tokens, row.floor_us) if row is not None else 0.0
             yield decode_bar(name, f"{case} fp8 T={tokens}", row, limit)
+
+
+def _shard_bars(results: Results) -> Iterator[Bar]:
+    name = "block shard: I = 192 as 256, per byte of weight"
+    for tokens in SHARD_TOKENS:
+        cell = f"fp8 T={tokens}"
+        rows = [results.moe_ext(case, "fp8", tokens, scale=BLOCK) for case in SHARDS]
+        short, whole = (_us_per_mb(row) for row in rows)
+        if short is None or whole is None:
+            yield missing(name, cell)
+            continue
+        numbers = f"{short:.4f} us/MB <= {SHARD_TOLERANCE} x {whole:.4f}"
+        yield Bar(name, cell, short <= SHARD_TOLERANCE * whole, numbers)
+
+
+def _us_per_mb(row: Row | None) -> float | None:
+    """Return the time of a pair over the megabytes of the weights of the experts that are hit."""
+    if row is None or row.median_us is None:
+        return None
+    case = get_case(row.case)
+    work = work_of(case, STAGES, row.dtype, row.num_tokens, row.active_experts)
+    return 1e6 * row.median_us / work.weight_bytes
 
 
 def _channel_bars(results: Results) -> Iterator[Bar]:

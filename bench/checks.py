@@ -27,34 +27,38 @@ def max_error(problem: Problem, scale: str, outputs: Sequence[Tensor]) -> float:
     Args:
         problem: Inputs of the cell; `outputs` must come from call 0, so copy 0 and draw 0.
         scale: Layout of the scales, as in `make_scales`.
-        outputs: (num_rows, n) per stage.
+        outputs: (num_rows, n) per stage, or masked (num_experts, rows of a buffer, n).
 
     Returns:
-        The worst stage's error; infinity when any output element is not finite (an unwritten row,
-        as the outputs start as NaN).
+        The worst stage's error; infinity when any element of an output's rows is not finite (an
+        unwritten row, as the outputs start as NaN). Masked rows past a group's count may be.
     """
-    counts = problem.plan.counts[0]
+    plan = problem.plan
     return max(
         (
-            _stage_error(stage, make_scales(stage, scale), out, counts)
+            _stage_error(stage, make_scales(stage, scale), out, plan.counts[0], plan.begins)
             for stage, out in zip(problem.stages, outputs, strict=True)
         ),
         default=math.inf,
     )
 
 
-def _stage_error(stage: StageInputs, scales: Scales, out: Tensor, counts: Counts) -> float:
-    begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
+def _stage_error(
+    stage: StageInputs, scales: Scales, out: Tensor, counts: Counts, begins: Counts
+) -> float:
+    by_row = out.flatten(0, -2)
     difference = torch.zeros((), device=out.device)
     largest = torch.zeros((), device=out.device)
     for group in sample_groups(counts):
         rows = torch.from_numpy(begins[group] + sample_rows(int(counts[group]))).to(out.device)
         a, b = dequantise(stage, scales, rows, group)
         reference = a @ b.t()
-        difference = torch.maximum(difference, (out[rows].float() - reference).abs().max())
+        difference = torch.maximum(difference, (by_row[rows].float() - reference).abs().max())
         largest = torch.maximum(largest, reference.abs().max())
     # One NaN or infinity anywhere makes the sum one; a sum needs no temporary of the output's size.
-    if not bool(out.sum(dtype=torch.float32).isfinite()):
+    parts = [out] if out.dim() == 2 else [out[g, : counts[g]] for g in np.flatnonzero(counts)]
+    sums = torch.stack([part.sum(dtype=torch.float32) for part in parts])
+    if not bool(sums.isfinite().all()):
         return math.inf
     return float(difference / largest)
 

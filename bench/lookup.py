@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from bench.layouts import CONTIGUOUS
 from bench.power import BURST
 from bench.rows import Row, in_regime
 
@@ -22,14 +23,20 @@ def main_scale(provider: str, dtype: str) -> str:
 
 
 class Results:
-    """Pair rows of one routing kind and one regime of the power limit."""
+    """Pair rows of one routing kind, regime of the power limit and layout of the activations."""
 
-    def __init__(self, rows: Iterable[Row], routing: str = ROUTING, power: str = BURST) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Row],
+        routing: str = ROUTING,
+        power: str = BURST,
+        layout: str = CONTIGUOUS,
+    ) -> None:
         """Index the last row of every measurement."""
         self._rows = {
             (row.provider, row.case, row.dtype, row.scale, row.accumulate, row.num_tokens): row
             for row in in_regime(rows, power)
-            if row.op == "grouped_gemm_pair" and row.routing == routing
+            if row.op == "grouped_gemm_pair" and row.routing == routing and row.layout == layout
         }
 
     def get(
@@ -73,12 +80,12 @@ class Results:
         return next((row.skipped_reason for row in rows if row is not None), "")
 
     def cells(self, scale: str | None = None) -> list[tuple[str, str, int]]:
-        """Return (case, dtype, tokens) of this project's rows in a layout, by default the main one,
-        measured or not, in order."""
+        """Return (case, dtype, tokens) of this project's rows with scales of a kind, by default the
+        main one, measured or not, in order."""
         return list(
             dict.fromkeys(
                 (case, dtype, tokens)
-                for provider, case, dtype, layout, _, tokens in self._rows
-                if provider == "moe_ext" and layout == (scale or main_scale(provider, dtype))
+                for provider, case, dtype, kind, _, tokens in self._rows
+                if provider == "moe_ext" and kind == (scale or main_scale(provider, dtype))
             )
         )

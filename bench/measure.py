@@ -15,6 +15,7 @@ from bench.cases import STAGES, Case
 from bench.checks import MAX_ERROR, MAX_ERROR_FAST, max_error
 from bench.draws import draw_all, draw_key
 from bench.floors import floor_us, traffic_floor_us
+from bench.layouts import CONTIGUOUS
 from bench.problem import Cell, MemoryPool, Plan, Problem, make_plan
 from bench.providers.base import Provider, Variant
 from bench.providers.deep_gemm import DeepGemm
@@ -73,11 +74,12 @@ def make_plans(
     dtypes: Sequence[str],
     routings: Sequence[str],
     policy: TimingPolicy,
+    layout: str = CONTIGUOUS,
 ) -> list[Plan]:
     """Draw all routings and plan every cell; dtype outermost, as the pool is filled per dtype."""
     stage_sets = [STAGES] if op == "grouped_gemm_pair" else [(stage,) for stage in STAGES]
     cells = [
-        Cell(case, stages, num_tokens, dtype, routing)
+        Cell(case, stages, num_tokens, dtype, routing, layout)
         for dtype in dtypes
         for case in cases
         for routing in routings
@@ -98,11 +100,12 @@ def make_pool(plans: Sequence[Plan], dtype: str, device: torch.device) -> Memory
 
 def make_out_buffers(plans: Sequence[Plan], device: torch.device) -> list[Tensor]:
     """Allocate one flat output per stage, large enough for every cell."""
-    positions = max(len(plan.cell.stages) for plan in plans)
+    positions = max((len(plan.cell.stages) for plan in plans), default=0)
     return [
         torch.empty(
             max(
-                plan.cell.num_rows * plan.cell.case.stage_shape(plan.cell.stages[position])[0]
+                math.prod(plan.row_shape)
+                * plan.cell.case.stage_shape(plan.cell.stages[position])[0]
                 for plan in plans
                 if position < len(plan.cell.stages)
             ),
@@ -132,8 +135,32 @@ def measure(
 ) -> Row:
     """Check one variant on one cell, time it if it is right, and return the row."""
     outcome = _check_and_time(provider, variant, problem, policy, environment, give_up_us)
-    plan, timing = problem.plan, outcome.timing
-    cell, work = plan.cell, plan.work
+    config = provider.config_name(problem, variant)
+    return _row(provider, variant, problem.plan, config, outcome, policy, environment)
+
+
+def skip(
+    provider: Provider,
+    variant: Variant,
+    plan: Plan,
+    policy: TimingPolicy,
+    environment: Environment,
+) -> Row:
+    """Return the row of a cell that is too large to measure."""
+    outcome = Outcome(None, None, plan.skipped_reason)
+    return _row(provider, variant, plan, "", outcome, policy, environment)
+
+
+def _row(
+    provider: Provider,
+    variant: Variant,
+    plan: Plan,
+    config: str,
+    outcome: Outcome,
+    policy: TimingPolicy,
+    environment: Environment,
+) -> Row:
+    timing, cell, work = outcome.timing, plan.cell, plan.work
     floor = floor_us(work, cell.dtype)
     moved = work.weight_bytes + work.activation_bytes
     return Row(
@@ -148,7 +175,7 @@ def measure(
         num_tokens=cell.num_tokens,
         active_experts=round(plan.active_experts, 2),
         max_rows=plan.max_rows,
-        config=provider.config_name(problem, variant),
+        config=config,
         median_us=round(timing.median_us, 3) if timing else None,
         p10_us=round(timing.p10_us, 3) if timing else None,
         p90_us=round(timing.p90_us, 3) if timing else None,
@@ -165,6 +192,7 @@ def measure(
         cuda=torch.version.cuda or "",
         commit=environment.commit,
         power=policy.power.regime,
+        layout=cell.layout,
     )
 
 

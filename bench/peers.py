@@ -8,7 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 PEERS_CSV = Path(__file__).parent / "data" / "peers_h200_measured.csv"
-DEEP_GEMM = ("deepgemm_contig", "deepgemm_masked")
+MASKED = "deepgemm_masked"
+DEEP_GEMM = ("deepgemm_contig", MASKED)
 # Those with FP8 scales per block that time the two GEMMs alone, not a whole layer.
 BLOCK_SCALED = (*DEEP_GEMM, "sgl_cutlass_blockwise")
 GEMMS = {"gemm_gateup", "gemm_down"}
@@ -25,6 +26,11 @@ def load_deep_gemm(path: Path = PEERS_CSV, routing: str = "zipf0.6") -> PeerTime
 def load_block_scaled(path: Path = PEERS_CSV, routing: str = "zipf0.6") -> PeerTimes:
     """Return the best time per cell of all FP8 GEMMs with block scales."""
     return _best_times(path, BLOCK_SCALED, ("block128",), routing)
+
+
+def load_masked(path: Path = PEERS_CSV, routing: str = "zipf0.6") -> PeerTimes:
+    """Return the times of DeepGEMM's masked kernels; FP8 is with block scales."""
+    return _best_times(path, (MASKED,), ("none", "block128"), routing)
 
 
 def _best_times(

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from bench.cases import Case
 from bench.draws import Counts
-from bench.floors import ELEMENT_BYTES, Work, floor_us, is_compute_heavy, work_of
+from bench.floors import ELEMENT_BYTES, OUT_BYTES, Work, floor_us, is_compute_heavy, work_of
+from bench.layouts import BUFFER_STEP, CONTIGUOUS, MASKED, MAX_BUFFER_BYTES
 from bench.timing import TimingPolicy
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
@@ -32,6 +33,7 @@ class Cell:
     num_tokens: int
     dtype: str
     routing: str
+    layout: str = CONTIGUOUS
 
     @property
     def num_rows(self) -> int:
@@ -60,6 +62,44 @@ class Plan:
         return int(self._counts_of_calls().max())
 
     @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Dimensions of the activations before the last: (num_rows,), or masked (num_experts,
+        rows of a buffer). A buffer holds the largest group of any draw."""
+        if self.cell.layout != MASKED:
+            return (self.cell.num_rows,)
+        steps = -(-int(self.counts.max()) // BUFFER_STEP)
+        return (self.cell.case.num_experts, steps * BUFFER_STEP)
+
+    @property
+    def expected_rows(self) -> int:
+        """Rows of an average group: what the caller of a masked GEMM knows on the host."""
+        return max(1, round(self.cell.num_rows / self.cell.case.num_experts))
+
+    @property
+    def begins(self) -> Counts:
+        """First row of each group in call 0, counted over `row_shape`."""
+        if self.cell.layout != MASKED:
+            begins: Counts = np.cumsum(self.counts[0]) - self.counts[0]
+            return begins
+        num_experts, buffer_rows = self.row_shape
+        return np.arange(num_experts, dtype=np.int64) * buffer_rows
+
+    @property
+    def skipped_reason(self) -> str:
+        """Why the cell is too large to measure; empty when it is not."""
+        if self.cell.layout != MASKED:
+            return ""
+        element = ELEMENT_BYTES[self.cell.dtype]
+        shapes = [self.cell.case.stage_shape(stage) for stage in self.cell.stages]
+        size = sum(math.prod(self.row_shape) * (k * element + n * OUT_BYTES) for n, k in shapes)
+        if size <= MAX_BUFFER_BYTES:
+            return ""
+        return (
+            f"masked buffers of {self.row_shape[1]} rows take {size / 2**30:.0f} GiB, over "
+            f"{MAX_BUFFER_BYTES / 2**30:.0f}"
+        )
+
+    @property
     def work(self) -> Work:
         """Work of one call, averaged over the calls of the graph."""
         cell = self.cell
@@ -82,7 +122,7 @@ class Plan:
         shapes: list[tuple[int, ...]] = []
         for stage in self.cell.stages:
             n, k = case.stage_shape(stage)
-            shapes.append((self.cell.num_rows, k))
+            shapes.append((*self.row_shape, k))
             shapes.extend([(case.num_experts, n, k)] * self.copies)
         return [(s, _padded(math.prod(s) * element)) for s in shapes]
 
@@ -128,9 +168,9 @@ class StageInputs:
     """Tensors of one GEMM."""
 
     name: str
-    a: Tensor  # (num_rows, k)
+    a: Tensor  # (num_rows, k), or masked (num_experts, rows of a buffer, k)
     b: list[Tensor]  # copies of (num_experts, n, k)
-    out: Tensor  # (num_rows, n), bfloat16; for providers that write into a given tensor
+    out: Tensor  # like `a` with n, bfloat16; for providers that write into a given tensor
 
 
 @dataclass(frozen=True)
@@ -139,7 +179,8 @@ class Problem:
 
     plan: Plan
     stages: list[StageInputs]
-    offs: list[Tensor]  # draws of (num_experts,) int32 end rows
+    # draws of (num_experts,) int32: end row of each expert, or masked its number of rows
+    offs: list[Tensor]
 
     def poison(self) -> None:
         """Fill the outputs with NaN, so that an unwritten row shows."""
@@ -153,7 +194,7 @@ def make_problem(plan: Plan, pool: MemoryPool, out_buffers: list[Tensor]) -> Pro
     Args:
         plan: The cell and its repetitions.
         pool: At least `plan.pool_bytes` of the cell's dtype.
-        out_buffers: One flat bfloat16 buffer per stage, at least num_rows * n elements each.
+        out_buffers: One flat bfloat16 buffer per stage, as `bench.measure.make_out_buffers`.
     """
     cell, element = plan.cell, ELEMENT_BYTES[plan.cell.dtype]
     device = pool.values.device
@@ -167,9 +208,11 @@ def make_problem(plan: Plan, pool: MemoryPool, out_buffers: list[Tensor]) -> Pro
     for index, name in enumerate(cell.stages):
         n, _ = cell.case.stage_shape(name)
         own = views[index * per_stage : (index + 1) * per_stage]
-        out = out_buffers[index][: cell.num_rows * n].view(cell.num_rows, n)
+        shape = (*plan.row_shape, n)
+        out = out_buffers[index][: math.prod(shape)].view(shape)
         stages.append(StageInputs(name, own[0], own[1:], out))
-    offs = torch.from_numpy(np.cumsum(plan.counts, axis=1).astype(np.int32)).to(device)
+    rows = plan.counts if cell.layout == MASKED else np.cumsum(plan.counts, axis=1)
+    offs = torch.from_numpy(rows.astype(np.int32)).to(device)
     return Problem(plan, stages, list(offs.unbind()))
 
 

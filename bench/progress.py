@@ -7,6 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from bench.layouts import CONTIGUOUS
 from bench.rows import Row
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Progress:
                 row.dtype,
                 row.scale if row.dtype == "fp8" else "",
                 row.accumulate,
+                "" if row.layout == CONTIGUOUS else row.layout,
                 row.case,
                 row.stage,
                 row.provider,

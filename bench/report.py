@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import bars, bars_fp8
-from bench.peers import PEERS_CSV, PeerTimes, load_block_scaled, load_deep_gemm
+from bench import bars, bars_fp8, bars_masked
+from bench.layouts import CONTIGUOUS, MASKED
+from bench.peers import PEERS_CSV, PeerTimes, load_block_scaled, load_deep_gemm, load_masked
 from bench.power import SUSTAINED
 from bench.rows import Row, in_regime, latest, load_rows
 from bench.tables import (
@@ -20,6 +21,7 @@ from bench.tables import (
     time_tables,
 )
 from bench.tables_fp8 import block_comparison, layout_tables
+from bench.tables_masked import masked_tables
 from bench.tables_power import power_table
 from bench.verdicts import format_bars
 
@@ -46,9 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     rows = latest(row for path in args.results for row in load_rows(path))
     peers, block_peers = load_deep_gemm(args.peers), load_block_scaled(args.peers)
+    masked_peers = load_masked(args.peers)
     failed = False
     if args.markdown is not None:
-        args.markdown.write_text(markdown(rows, peers, block_peers))
+        args.markdown.write_text(markdown(rows, peers, block_peers, masked_peers))
     if args.plot is not None:
         # Only here, so that every other output works without matplotlib.
         from bench.plot import plot
@@ -57,7 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.readme is not None:
         args.readme.write_text(replace_section(args.readme.read_text(), readme_section(rows)))
     if args.check:
-        verdicts = [*bars.evaluate(rows, peers), *bars_fp8.evaluate(rows, block_peers)]
+        verdicts = [
+            *bars.evaluate(rows, peers),
+            *bars_fp8.evaluate(rows, block_peers),
+            *bars_masked.evaluate(rows, masked_peers),
+        ]
         print(format_bars(verdicts, verbose=not args.misses))
         failed |= any(verdict.passed is not True for verdict in verdicts)
     if args.compare is not None:
@@ -67,14 +74,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def markdown(rows: Sequence[Row], peers: PeerTimes, block_peers: PeerTimes) -> str:
+def markdown(
+    rows: Sequence[Row], peers: PeerTimes, block_peers: PeerTimes, masked_peers: PeerTimes
+) -> str:
     """Return the report; a section without rows is left out."""
-    shown = pair_rows(rows) or pair_rows(rows, all_layouts=True)
+    shown = (
+        pair_rows(rows)
+        or pair_rows(rows, all_scales=True)
+        or pair_rows(rows, all_scales=True, layout=MASKED)
+    )
     sections = {
         "Times": time_tables(rows),
         "Comparison": comparison_tables(rows, peers),
         "FP8 with other scales": layout_tables(rows),
         "Scales per block against others": block_comparison(rows, block_peers),
+        "Masked layout": masked_tables(rows, masked_peers),
         "Burst and sustained": power_table(rows),
         "Skipped": skipped_list(rows),
     }
@@ -119,6 +133,7 @@ def _name(row: Row) -> str:
         row.scale if row.dtype == "fp8" else "",
         row.accumulate,
         row.routing,
+        "" if row.layout == CONTIGUOUS else row.layout,
         SUSTAINED if row.power == SUSTAINED else "",
         f"T={row.num_tokens}",
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.layouts import CONTIGUOUS
 from bench.power import BURST
 
 # Regime of files from before there was a choice: replays back to back, without pauses.
@@ -45,6 +46,7 @@ class Row:
     cuda: str
     commit: str
     power: str = MIXED
+    layout: str = CONTIGUOUS
 
     def to_json(self) -> str:
         """Return the row as one line of JSON."""
@@ -69,6 +71,7 @@ def measurement(row: Row) -> tuple[object, ...]:
         row.accumulate,
         row.routing,
         row.num_tokens,
+        row.layout,
     )
 
 

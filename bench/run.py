@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from bench.cases import ROUTINGS, TOKENS, Case, case_names, get_case
+from bench.cases import ROUTINGS, TOKENS, Case, case_names, extra_case_names, get_case
 from bench.floors import floor_us
+from bench.layouts import CONTIGUOUS, LAYOUTS
 from bench.measure import (
     PROVIDERS,
     Environment,
@@ -20,6 +21,7 @@ from bench.measure import (
     make_plans,
     make_pool,
     measure,
+    skip,
 )
 from bench.power import BURST, POWERS, PowerPolicy
 from bench.problem import Plan, make_problem
@@ -40,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--op", choices=OPS, default="grouped_gemm_pair")
     add("--out", type=Path, default=Path("results.jsonl"), help="JSONL file, appended to")
     add("--providers", type=_names(list(PROVIDERS)), default=list(PROVIDERS))
+    add("--layout", choices=LAYOUTS, default=CONTIGUOUS, help="of the activations")
     add("--configs", type=_words, default=[], help="moe_ext kernels to force: all, or ids")
     add_grid_arguments(parser)
     return parser
@@ -48,7 +51,8 @@ def build_parser() -> argparse.ArgumentParser:
 def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that `bench.run` and `bench.tune` share."""
     add = parser.add_argument
-    add("--cases", type=_names(case_names()), default=case_names(), help="all, or names")
+    cases = _names(case_names(), extra_case_names())
+    add("--cases", type=cases, default=case_names(), help="all, or names, some only by name")
     add("--tokens", type=_integers, default=list(TOKENS), help="tokens before top-k")
     add("--dtypes", type=_names(["bf16", "fp8"]), default=["bf16", "fp8"])
     add("--accumulate", type=_names(["promoted", "fast"]), default=["promoted", "fast"])
@@ -69,9 +73,12 @@ def _integers(text: str) -> list[int]:
     return [int(word) for word in _words(text)]
 
 
-def _names(known: list[str]) -> Callable[[str], list[str]]:
+def _names(everything: list[str], extra: Sequence[str] = ()) -> Callable[[str], list[str]]:
+    """Return a parser of names; "all" does not mean those in `extra`."""
+    known = [*everything, *extra]
+
     def parse(text: str) -> list[str]:
-        words = known if text == "all" else _words(text)
+        words = everything if text == "all" else _words(text)
         unknown = [word for word in words if word not in known]
         if unknown:
             raise argparse.ArgumentTypeError(
@@ -85,27 +92,34 @@ def _names(known: list[str]) -> Callable[[str], list[str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns 1 when a provider gave a wrong result."""
     args = build_parser().parse_args(arguments)
-    environment, policy, plans = set_up(args, args.op)
-    providers = [PROVIDERS[name]() for name in args.providers]
+    environment, policy, plans = set_up(args, args.op, args.layout)
+    providers = _present(args.providers, args.layout)
     jobs = _jobs(plans, providers, args.accumulate, args.scales, args.configs)
     wrong = 0
     with (
         Progress(sum(len(variants) for _, variants in jobs)) as progress,
         args.out.open("a") as file,
     ):
-        out_buffers = make_out_buffers(plans, environment.device)
+        fitting = [plan for plan in plans if not plan.skipped_reason]
+        out_buffers = make_out_buffers(fitting, environment.device)
         pool, case = None, None
         for plan, variants in jobs:
             if args.budget is not None and progress.seconds > args.budget:
                 progress.say(f"budget spent: {progress.total - progress.done} rows left out")
                 break
             cell = plan.cell
+            if plan.skipped_reason:
+                for provider, variant in variants:
+                    row = skip(provider, variant, plan, policy, environment)
+                    file.write(row.to_json() + "\n")
+                    progress.add(row)
+                continue
             if environment.device.type == "cuda" and case != cell.case:
                 torch.cuda.empty_cache()  # outputs that providers allocated in their graphs
             case = cell.case
             if pool is None or pool.dtype != cell.dtype:
                 pool = None  # frees the old one first
-                pool = make_pool(plans, cell.dtype, environment.device)
+                pool = make_pool(fitting, cell.dtype, environment.device)
             problem = make_problem(plan, pool, out_buffers)
             for provider, variant in variants:
                 row = measure(provider, variant, problem, policy, environment)
@@ -117,7 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def set_up(args: argparse.Namespace, op: str) -> tuple[Environment, TimingPolicy, list[Plan]]:
+def set_up(
+    args: argparse.Namespace, op: str, layout: str = CONTIGUOUS
+) -> tuple[Environment, TimingPolicy, list[Plan]]:
     """Print the header, draw the routings and plan the cells."""
     cases: list[Case] = [get_case(name) for name in args.cases]
     policy = TimingPolicy(samples=args.samples, power=PowerPolicy(args.power))
@@ -132,7 +148,7 @@ def set_up(args: argparse.Namespace, op: str) -> tuple[Environment, TimingPolicy
     torch.set_float32_matmul_precision("highest")
     environment = Environment.detect(device, args.commit)
     started = time.perf_counter()
-    plans = make_plans(op, cases, args.tokens, args.dtypes, args.routing, policy)
+    plans = make_plans(op, cases, args.tokens, args.dtypes, args.routing, policy, layout)
     print(f"{environment.device_name}, torch {torch.__version__}, commit {environment.commit}")
     print("dry run: wall-clock times of miniatures" if args.dry_run else policy.describe())
     print(
@@ -149,6 +165,20 @@ def _floor_s(plan: Plan, policy: TimingPolicy) -> float:
     return schedule.seconds(replay_us)
 
 
+def _present(names: Sequence[str], layout: str) -> list[Provider]:
+    """Return the providers that can run here, and say why others are skipped."""
+    present = []
+    for name in names:
+        provider = PROVIDERS[name]()
+        if layout not in provider.layouts:
+            print(f"provider {name} is skipped: it has no {layout} layout")
+        elif not provider.available():
+            print(f"provider {name} is skipped: {provider.needs} must be there, got none")
+        else:
+            present.append(provider)
+    return present
+
+
 def _jobs(
     plans: Sequence[Plan],
     providers: Sequence[Provider],
@@ -157,18 +187,12 @@ def _jobs(
     configs: Sequence[str],
 ) -> list[tuple[Plan, list[tuple[Provider, Variant]]]]:
     """Pair every cell with the variants to measure on it."""
-    present = []
-    for provider in providers:
-        if provider.available():
-            present.append(provider)
-        else:
-            print(f"provider {provider.name} is skipped: {provider.needs} must be there, got none")
     return [
         (
             plan,
             [
                 (provider, variant)
-                for provider in present
+                for provider in providers
                 for variant in provider.variants(plan.cell.dtype, accumulates, scales, configs)
             ],
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,9 +55,10 @@ def make_scales(stage: StageInputs, kind: str) -> Scales:
 
     Args:
         stage: The GEMM.
-        kind: "none" (BF16) or one of `SCALES`. Of activations: "tensor" (), "channel" (num_rows,),
-            "block128" (num_rows, ceil(k / 128)). Of weights: "tensor" (num_experts,), "channel"
-            (num_experts, n), "block128" (num_experts, segments, blocks of n, ceil(k / 128)).
+        kind: "none" (BF16) or one of `SCALES`. Of activations, for their rows of any layout:
+            "tensor" (), "channel" (rows), "block128" (rows, ceil(k / 128)). Of weights: "tensor"
+            (num_experts,), "channel" (num_experts, n), "block128" (num_experts, segments, blocks
+            of n, ceil(k / 128)).
     """
     if kind == "none":
         return Scales(None, None)
@@ -64,7 +67,7 @@ def make_scales(stage: StageInputs, kind: str) -> Scales:
     device = stage.a.device
     segments = count_segments(stage.name, n, kind)
     return Scales(
-        _scale_of_activations(of_a, stage.a.shape[0], k, device),
+        _scale_of_activations(of_a, stage.a.shape[:-1], k, device),
         _scale_of_weights(of_b, num_experts, n // segments, k, segments, device),
         segments,
     )
@@ -74,13 +77,15 @@ def _spread(count: int, device: torch.device, *, scale: float = 1.0) -> Tensor:
     return torch.linspace(0.5 * scale, 1.5 * scale, count, device=device)
 
 
-def _scale_of_activations(kind: str, num_rows: int, k: int, device: torch.device) -> Tensor:
+def _scale_of_activations(
+    kind: str, row_shape: Sequence[int], k: int, device: torch.device
+) -> Tensor:
     if kind == "tensor":
         return torch.tensor(1 / FP8_DEVIATION, device=device)
-    of_rows = _spread(num_rows, device, scale=1 / FP8_DEVIATION)
+    of_rows = _spread(math.prod(row_shape), device, scale=1 / FP8_DEVIATION).view(*row_shape)
     if kind == "channel":
         return of_rows
-    return of_rows[:, None] * _spread(-(-k // BLOCK), device).flip(0)
+    return of_rows[..., None] * _spread(-(-k // BLOCK), device).flip(0)
 
 
 def _scale_of_weights(
@@ -101,13 +106,18 @@ def _scale_of_weights(
 def dequantise(
     stage: StageInputs, scales: Scales, rows: Tensor, group: int
 ) -> tuple[Tensor, Tensor]:
-    """Return some rows of `a` and one expert's weights of copy 0 in fp32, scaled."""
+    """Return some rows of `a` and one expert's weights of copy 0 in fp32, scaled.
+
+    Rows are counted over all dimensions of `a` before the last.
+    """
     # As bytes: indexing by a tensor is not there for every 8-bit float on every device.
-    a = stage.a.view(torch.uint8)[rows].view(stage.a.dtype).float()
+    a = stage.a.view(torch.uint8).flatten(0, -2)[rows].view(stage.a.dtype).float()
     b = stage.b[0][group].float()
     if scales.a is None or scales.b is None:
         return a, b
-    of_rows = scales.a if scales.a.dim() == 0 else scales.a[rows]
+    of_rows = scales.a
+    if of_rows.dim() > 0:
+        of_rows = of_rows.flatten(0, stage.a.dim() - 2)[rows]
     if of_rows.dim() == 2:
         of_rows = of_rows.repeat_interleave(BLOCK, dim=1)[:, : a.shape[1]]
     elif of_rows.dim() == 1:

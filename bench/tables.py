@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from bench.layouts import CONTIGUOUS
 from bench.lookup import DEFAULT_ACCUMULATE, ROUTING, Results, main_scale
 from bench.peers import PeerTimes
 from bench.rows import Row, in_regime, latest
@@ -19,16 +20,19 @@ TITLES = {
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 
-def pair_rows(rows: Sequence[Row], *, all_layouts: bool = False) -> list[Row]:
-    """Return the pair rows that have a time, one per measurement, in bursts and in the layouts in
-    which providers are compared, or in all layouts."""
+def pair_rows(
+    rows: Sequence[Row], *, all_scales: bool = False, layout: str = CONTIGUOUS
+) -> list[Row]:
+    """Return the pair rows that have a time, one per measurement, in bursts, with the scales in
+    which providers are compared or with all, and with one layout of the activations."""
     return [
         row
         for row in in_regime(rows)
         if row.op == "grouped_gemm_pair"
         and row.routing == ROUTING
         and row.median_us is not None
-        and (all_layouts or row.scale == main_scale(row.provider, row.dtype))
+        and row.layout == layout
+        and (all_scales or row.scale == main_scale(row.provider, row.dtype))
     ]
 
 
@@ -127,7 +131,8 @@ def speedup(own: Row | None, other_us: float | None) -> str:
 def skipped_list(rows: Sequence[Row]) -> str:
     """Return what was skipped and why, one line per provider, dtype, case and reason."""
     lines = {
-        f"- {row.provider} {row.dtype} {row.case}: {row.skipped_reason}"
+        f"- {row.provider} {row.dtype} {row.case}"
+        f"{'' if row.layout == CONTIGUOUS else f' {row.layout}'}: {row.skipped_reason}"
         for row in latest(rows)
         if row.skipped_reason
     }

@@ -17,7 +17,7 @@ def layout_tables(rows: Sequence[Row]) -> str:
     """Return one table per layout and accumulation that is not the main one; empty without rows."""
     own = [
         row
-        for row in pair_rows(rows, all_layouts=True)
+        for row in pair_rows(rows, all_scales=True)
         if row.provider == "moe_ext" and row.scale != main_scale(row.provider, row.dtype)
     ]
     sections = []
@@ -45,7 +45,7 @@ def block_comparison(rows: Sequence[Row], peers: PeerTimes) -> str:
     """
     own = [
         row
-        for row in pair_rows(rows, all_layouts=True)
+        for row in pair_rows(rows, all_scales=True)
         if row.provider == "moe_ext" and row.scale == BLOCK
     ]
     if not own:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.layouts import CONTIGUOUS
 from bench.lookup import ROUTING
 from bench.power import BURST, SUSTAINED
 from bench.rows import Row, in_regime, measurement
@@ -19,6 +20,7 @@ def power_table(rows: Sequence[Row]) -> str:
         if (
             row.op != "grouped_gemm_pair"
             or row.routing != ROUTING
+            or row.layout != CONTIGUOUS
             or row.num_tokens != PREFILL_TOKENS
             or row.tflops is None
         ):

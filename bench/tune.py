@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.cases import Case, get_case
+from bench.layouts import CONTIGUOUS
 from bench.measure import make_out_buffers, make_pool, measure
 from bench.problem import make_problem
 from bench.progress import Progress
@@ -70,7 +71,7 @@ def results_by_cell(rows: Iterable[Row]) -> list[CellResult]:
     """Group the rows of a tuning file by GEMM; rows without a time are left out."""
     cells: dict[tuple[object, ...], dict[str, Row]] = defaultdict(dict)
     for row in rows:
-        if row.provider == "moe_ext" and row.median_us is not None:
+        if row.provider == "moe_ext" and row.median_us is not None and row.layout == CONTIGUOUS:
             key = (
                 row.dtype,
                 row.accumulate,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bench import run, tune
-from bench.cases import TOKENS, case_names, get_case
+from bench.cases import TOKENS, case_names, extra_case_names, get_case
 from bench.checks import max_error, sample_groups, sample_rows
 from bench.data.routing import counts, expert_log_popularity, make_routing
 from bench.draws import draw_all, draw_key
@@ -46,6 +46,8 @@ CPU = Environment(torch.device("cpu"), "cpu", "abc123")
         ("deepseek-v3-ep8", (32, 8, 7168, 2048)),
         ("gpt-oss-120b", (128, 4, 2880, 2880)),
         ("glm-4.5-air-tp8", (128, 8, 4096, 176)),
+        ("shard-192", (128, 8, 2048, 192)),
+        ("shard-256", (128, 8, 2048, 256)),
     ],
 )
 def test_case_sizes(name: str, sizes: tuple[int, ...]) -> None:
@@ -319,6 +321,13 @@ def test_run_defaults_are_the_full_grid() -> None:
     assert args.cases == case_names()
     assert args.tokens == list(TOKENS)
     assert args.routing == ["zipf0.6"]
+
+
+def test_cases_outside_the_full_grid_are_taken_by_name() -> None:
+    parse = run.build_parser().parse_args
+    assert parse(["--cases", "shard-192,shard-256"]).cases == extra_case_names()
+    assert parse(["--cases", "all"]).cases == case_names()
+    assert not set(extra_case_names()) & set(case_names())
 
 
 def test_run_refuses_an_unknown_case(capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,6 +91,20 @@ def test_block_rows_are_held_against_peers() -> None:
     assert found["block: faster than peers", "mixtral fp8 T=64"] is False
 
 
+def test_shards_are_held_against_each_other_per_byte() -> None:
+    name = "block shard: I = 192 as 256, per byte of weight"
+    short = replace(BLOCK_ROW, case="shard-192", active_experts=64.0, median_us=31.4)
+    # 64 experts x 3 x 2048 x 192 bytes against x 256: 4 / 3 of the time is as fast
+    whole = replace(short, case="shard-256", median_us=40.0)
+    found = verdicts(
+        [short, whole, replace(short, num_tokens=64, median_us=31.6), replace(whole, num_tokens=64)]
+    )
+    assert found[name, "fp8 T=16"] is True
+    assert found[name, "fp8 T=64"] is False
+    assert found[name, "fp8 T=256"] is None
+    assert not any(bar == name for bar, _ in verdicts([BLOCK_ROW]))
+
+
 def test_channel_bars_compare_with_tensor_and_torch() -> None:
     torch_row = replace(CHANNEL_ROW, provider="torch", accumulate="fast", median_us=700.0)
     rows = [

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from bench.layouts import CONTIGUOUS
 from bench.problem import Problem
 from bench.timing import Call
 
@@ -27,6 +28,7 @@ class Provider(ABC):
 
     name: str
     needs: str  # what must be there for it to be available
+    layouts: tuple[str, ...] = (CONTIGUOUS,)  # of `bench.layouts.LAYOUTS`
 
     @abstractmethod
     def available(self) -> bool:
@@ -55,7 +57,8 @@ class Provider(ABC):
         synchronise, or read device memory on the host."""
 
     def unpack(self, problem: Problem, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return the outputs of call 0 as (num_rows, n) per stage, for the check; not timed."""
+        """Return the outputs of call 0 in the shape of `StageInputs.out`, for the check; not
+        timed."""
         return list(outputs)
 
     def config_name(self, problem: Problem, variant: Variant) -> str:

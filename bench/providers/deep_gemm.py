@@ -1,9 +1,11 @@
-"""DeepGEMM's contiguous grouped GEMM, BF16 and FP8 with scales per block.
+"""DeepGEMM's grouped GEMMs, BF16 and FP8 with scales per block. The masked call is in
+`deep_gemm_masked.py`.
 
-It wants every group to begin at a multiple of its alignment, an expert per row (-1 for padding)
-and the activations' scales in columns that TMA can load. All of that is brought about before the
-timed region: in a model the kernels before the GEMM write that layout. Written from the published
-interface of DeepGEMM 2.x; compiled at run time by DeepGEMM itself, so it needs nvcc.
+The contiguous one wants every group to begin at a multiple of its alignment, an expert per row
+(-1 for padding) and the activations' scales in columns that TMA can load. All of that is brought
+about before the timed region: in a model the kernels before the GEMM write that layout. Written
+from the published interface of DeepGEMM 2.x; compiled at run time by DeepGEMM itself, so it needs
+nvcc.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ import torch
 from torch import Tensor
 
 from bench.draws import Counts
+from bench.layouts import LAYOUTS, MASKED
 from bench.problem import Problem, StageInputs
 from bench.providers.base import Provider, Variant
+from bench.providers.deep_gemm_masked import BF16_NAME, FP8_NAME, prepare_masked
 from bench.scales import BLOCK, make_scales
 from bench.timing import Call
 
@@ -53,10 +57,11 @@ class Operands:
 
 
 class DeepGemm(Provider):
-    """`m_grouped_bf16_gemm_nt_contiguous` and `m_grouped_fp8_gemm_nt_contiguous`."""
+    """`m_grouped_bf16_gemm_nt_contiguous` and `m_grouped_fp8_gemm_nt_contiguous`, or `_masked`."""
 
     name = "deep_gemm"
     needs = "the package deep_gemm"
+    layouts = LAYOUTS
 
     def available(self) -> bool:
         """Return whether the package is installed; it is imported when a cell is prepared."""
@@ -79,11 +84,14 @@ class DeepGemm(Provider):
     def prepare(self, problem: Problem, variant: Variant) -> Call:
         """Lay out the activations of every draw of the graph."""
         library = _import()
-        alignment = int(_find(library, ALIGNMENT_NAMES)())
         to_columns = _find(library, COLUMNS_NAMES)
+        weight_scales = [_weight_scales(stage, variant.scale) for stage in problem.stages]
+        if problem.plan.cell.layout == MASKED:
+            multiply = _find(library, (BF16_NAME if variant.dtype == "bf16" else FP8_NAME,))
+            return prepare_masked(multiply, problem, variant.scale, weight_scales, to_columns)
+        alignment = int(_find(library, ALIGNMENT_NAMES)())
         layouts = _layouts(problem, alignment)
         copies = problem.plan.copies
-        weight_scales = [_weight_scales(stage, variant.scale) for stage in problem.stages]
         operands = [
             [_operands(stage, variant.scale, layout, to_columns) for stage in problem.stages]
             for layout in layouts
@@ -104,14 +112,16 @@ class DeepGemm(Provider):
         return call
 
     def unpack(self, problem: Problem, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Take the padding out again."""
+        """Take the padding out again; masked outputs have none."""
+        if problem.plan.cell.layout == MASKED:
+            return list(outputs)
         alignment = int(_find(_import(), ALIGNMENT_NAMES)())
         rows = _layout(problem.plan.counts[0], alignment, outputs[0].device).rows
         return [out[rows] for out in outputs]
 
     def config_name(self, problem: Problem, variant: Variant) -> str:
         """It does not say which kernel runs."""
-        return "contiguous"
+        return problem.plan.cell.layout
 
 
 def _import() -> Any:

@@ -1,4 +1,4 @@
-"""This project: torch.ops.moe_ext.grouped_gemm_out, BF16 and FP8."""
+"""This project: grouped_gemm_out and grouped_gemm_masked_out of torch.ops.moe_ext, BF16 and FP8."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bench.layouts import LAYOUTS, MASKED
 from bench.problem import Problem
 from bench.providers.base import Provider, Variant
 from bench.scales import count_segments, has_blocks, make_scales
@@ -19,6 +20,7 @@ class MoeExt(Provider):
 
     name = "moe_ext"
     needs = "the package moe_ext"
+    layouts = LAYOUTS
 
     def available(self) -> bool:
         """Return whether the package is importable."""
@@ -60,7 +62,11 @@ class MoeExt(Provider):
         """
         import moe_ext  # noqa: F401  registers the op
 
-        grouped_gemm_out = torch.ops.moe_ext.grouped_gemm_out
+        multiply = torch.ops.moe_ext.grouped_gemm_out
+        options: dict[str, int] = {}
+        if problem.plan.cell.layout == MASKED:
+            multiply = torch.ops.moe_ext.grouped_gemm_masked_out
+            options["expected_rows"] = problem.plan.expected_rows
         copies, offs = problem.plan.copies, problem.offs
         accumulate = "fast" if variant.accumulate == "fast" else "promoted"
         outputs = [stage.out for stage in problem.stages]
@@ -69,7 +75,7 @@ class MoeExt(Provider):
         def call(index: int) -> list[Tensor]:
             ends = offs[index % len(offs)]
             for position, stage in enumerate(problem.stages):
-                grouped_gemm_out(
+                multiply(
                     stage.a,
                     stage.b[index % copies],
                     ends,
@@ -80,6 +86,7 @@ class MoeExt(Provider):
                     offs_ready=position > 0,
                     config=variant.config,
                     out=stage.out,
+                    **options,
                 )
             return outputs
 
@@ -93,8 +100,11 @@ class MoeExt(Provider):
             return "reference"
         device = problem.stages[0].a.device
         sm_count = torch.cuda.get_device_properties(device).multi_processor_count
+        num_rows = problem.plan.cell.num_rows
+        if problem.plan.cell.layout == MASKED:
+            num_rows = problem.plan.expected_rows * problem.plan.cell.case.num_experts
         return "+".join(
-            dispatched(variant, stage.name, stage.a.shape[0], stage.b[0].shape, sm_count)
+            dispatched(variant, stage.name, num_rows, stage.b[0].shape, sm_count)
             for stage in problem.stages
         )
 
