@@ -9,7 +9,8 @@ import moe_ext
 import pytest
 from moe_ext import _dispatch
 from moe_ext._configs import matching_configs
-from moe_ext._dispatch_table import KEPT_FOR_TUNING, TABLE, Row
+from moe_ext._dispatch_rows import Row
+from moe_ext._dispatch_table import KEPT_FOR_TUNING, TABLE
 
 KINDS = [
     ("bf16", "fp32"),

@@ -10,7 +10,8 @@ import functools
 from typing import NamedTuple
 
 from moe_ext._configs import GroupedGemmConfig, all_configs, matching_configs
-from moe_ext._dispatch_table import TABLE, Row
+from moe_ext._dispatch_rows import Row
+from moe_ext._dispatch_table import TABLE
 from moe_ext._math import ceil_div
 
 ITEM_BYTES = {"bf16": 2, "fp8": 1}

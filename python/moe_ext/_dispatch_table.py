@@ -7,64 +7,15 @@ purpose. Each row says what it was measured with; where no row matches, the cost
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
-
-class Row(NamedTuple):
-    """A choice for the problems within all of its limits; a limit not given does not limit.
-
-    `rows_per_group` is num_rows / num_groups, an average: the host knows no more than that.
-    `touched_tiles` counts the 64-row weight tiles that the rows can touch at most: how many CTAs
-    can be busy when each row has a group of its own.
-    """
-
-    dtype: str
-    accumulate: str
-    config: str
-    measurement: str
-    max_rows_per_group: float = math.inf
-    max_num_rows: float = math.inf
-    max_touched_tiles: float = math.inf
-    min_n: int = 0
-    max_n: float = math.inf
-    min_k: int = 0
-    max_k: float = math.inf
-    sm_count: int = 132
-
-    def matches(self, num_rows: int, num_groups: int, n: int, k: int, sm_count: int) -> bool:
-        """Whether a problem lies within the row's limits."""
-        return (
-            num_rows <= self.max_rows_per_group * num_groups
-            and num_rows <= self.max_num_rows
-            and min(num_rows, num_groups) * ((n + 63) // 64) <= self.max_touched_tiles
-            and self.min_n <= n <= self.max_n
-            and self.min_k <= k <= self.max_k
-            and sm_count == self.sm_count
-        )
-
+from moe_ext._dispatch_rows import Row, rows_of
+from moe_ext._dispatch_table_block import BLOCK_ROWS
 
 _TUNING = "bench/results/tuning-2026-11-29.jsonl"
 _PREFILL = "bench/results/tuning-prefill-2026-11-29.jsonl"
-_BLOCK = "bench/results/tuning-block-2026-11-29.jsonl"
-_BLOCK_STAGES = "bench/results/tuning-block-stages-2026-11-29.jsonl"
 _NOT_KEPT = "its rows were not kept"
 
-
-_Choice = tuple[str, str, str, dict[str, float]]
-"""Kernel, what was measured, the file that holds it, and limits of `Row`."""
-
-
-def _rows(dtype: str, accumulate: str, *choices: _Choice) -> list[Row]:
-    """Make the rows of one kind of operands; each says where its measurement is."""
-    return [
-        Row(dtype, accumulate, config, f"{result}; H200, zipf0.6, {where}", **limits)  # type: ignore[arg-type]
-        for config, result, where, limits in choices
-    ]
-
-
 TABLE: tuple[Row, ...] = (
-    *_rows(
+    *rows_of(
         "bf16",
         "fp32",
         (
@@ -170,7 +121,7 @@ TABLE: tuple[Row, ...] = (
             {},
         ),
     ),
-    *_rows(
+    *rows_of(
         "fp8",
         "promoted",
         (
@@ -282,7 +233,7 @@ TABLE: tuple[Row, ...] = (
             {},
         ),
     ),
-    *_rows(
+    *rows_of(
         "fp8",
         "fast",
         (
@@ -352,131 +303,7 @@ TABLE: tuple[Row, ...] = (
             {},
         ),
     ),
-    *_rows(
-        "fp8",
-        "block",
-        (
-            "swap_fp8b_w64_t16_split2",
-            "deepseek-v3-tp8 gate/up, T=1: 12.5 us; w64_t32 18.4",
-            _BLOCK_STAGES,
-            {"max_touched_tiles": 100, "min_k": 1024},
-        ),
-        (
-            "swap_fp8b_w128_t16",
-            "glm-4.5-air-tp8 down, T=1: 6.7 us; w64_t16 8.4",
-            _BLOCK_STAGES,
-            {"max_num_rows": 48, "max_rows_per_group": 1.2, "max_k": 300},
-        ),
-        (
-            "swap_fp8b_w128_t16",
-            "mixtral gate/up, T=1: 59.2 us; w64_t32_trio 61.5",
-            _BLOCK_STAGES,
-            {"max_num_rows": 2, "min_n": 7000},
-        ),
-        (
-            "swap_fp8b_w64_t32",
-            "mixtral down, T=1: 31.7 us; w64_t16 32.2, w128_t16 34.7 or more",
-            _BLOCK_STAGES,
-            {"max_num_rows": 2},
-        ),
-        (
-            "swap_fp8b_w64_t32",
-            "qwen3-30b, T=1: 9.9 and 7.0 us; w64_t32_trio 9.8 and 6.9",
-            _BLOCK_STAGES,
-            {"max_num_rows": 16, "max_touched_tiles": 300},
-        ),
-        (
-            "swap_fp8b_w128_t16",
-            "qwen3-next down, T=1: 8.7 us; w64_t16 9.1",
-            _BLOCK_STAGES,
-            {"max_num_rows": 12, "max_k": 600},
-        ),
-        (
-            "swap_fp8b_w64_t32_trio",
-            "mixtral down, T=4: 74.7 us; w128_t64 75.5, w64_t16 76.4",
-            _BLOCK_STAGES,
-            {"max_num_rows": 12, "min_k": 10000},
-        ),
-        (
-            "swap_fp8b_w64_t32_trio",
-            "mixtral gate/up, T=4: 138.2 us; w128_t64 142.4, w64_t16 146.3",
-            _BLOCK_STAGES,
-            {"max_num_rows": 12, "min_n": 16000},
-        ),
-        (
-            "swap_fp8b_w128_t16",
-            "deepseek-v3-ep8 gate/up, T=1: 57.8 us; w64_t32 59.4",
-            _BLOCK_STAGES,
-            {"max_num_rows": 12, "min_k": 7000},
-        ),
-        (
-            "swap_fp8b_w128_t16",
-            "gpt-oss-120b down, T=1: 12.0 us; w64_t32_trio 12.5",
-            _BLOCK_STAGES,
-            {"max_num_rows": 12, "max_n": 3000, "min_k": 2500, "max_k": 3000},
-        ),
-        (
-            "swap_fp8b_w64_t16",
-            "1.01x the best kernel's time over 9 stages, worst 1.03x",
-            _BLOCK_STAGES,
-            {"max_num_rows": 12},
-        ),
-        (
-            "swap_fp8b_w64_t16",
-            "qwen3-30b, T=4: 23.8 and 14.2 us; w128_t16 25.5 and 14.7",
-            _BLOCK_STAGES,
-            {"max_num_rows": 48, "max_rows_per_group": 1.2, "max_n": 2100},
-        ),
-        (
-            "swap_fp8b_w64_t32_trio",
-            "qwen3-235b, T=4: 84.3 and 43.1 us; w64_t16 85.5 and 43.9",
-            _BLOCK_STAGES,
-            {"max_num_rows": 48, "max_rows_per_group": 1.2},
-        ),
-        (
-            "swap_fp8b_w128_t16",
-            "1.01x the best kernel's time over 10 pairs, worst 1.03x",
-            _BLOCK,
-            {"max_rows_per_group": 6},
-        ),
-        (
-            "swap_fp8b_w128_t128",
-            "gpt-oss-120b, T=1024: 540 and 277 us; w128_t64 558 and 285",
-            _BLOCK_STAGES,
-            {"max_rows_per_group": 100, "min_k": 2500, "max_k": 3000},
-        ),
-        (
-            "swap_fp8b_w128_t64",
-            "1.00x the best kernel's time over 6 pairs, worst 1.00x",
-            _BLOCK,
-            {"max_rows_per_group": 24},
-        ),
-        (
-            "plain_fp8b_w256_t128",
-            "mixtral, T=256: 368.9 us; w128_t128 383.4",
-            _BLOCK,
-            {"max_rows_per_group": 100, "max_num_rows": 600},
-        ),
-        (
-            "swap_fp8b_w128_t128",
-            "deepseek-v3-ep8, T=256: 413.0 us; w128_t64 424.3",
-            _BLOCK,
-            {"max_rows_per_group": 100, "max_num_rows": 3000},
-        ),
-        (
-            "swap_fp8b_w128_t64",
-            "1.00x the best kernel's time over 4 pairs, worst 1.01x",
-            _BLOCK,
-            {"max_rows_per_group": 100},
-        ),
-        ("plain_fp8b_w256_t128", "qwen3-30b, T=8192: 666 us; w128_t128 955", _BLOCK, {}),
-        (
-            "swap_fp8b_w128_t64",
-            "glm-4.5-air-tp8, whose blocks no plain kernel takes, T=8192: 756 us; w128_t128 803",
-            _BLOCK,
-            {},
-        ),
-    ),
+    *BLOCK_ROWS,
 )
 
 # Compiled, chosen by no row and by the cost model for no usual shape; the tuner tries them all the
@@ -489,6 +316,5 @@ KEPT_FOR_TUNING: frozenset[str] = frozenset(
         "swap_fp8p_w128_t128_pair",
         "swap_fp8p_w128_t256",
         "swap_fp8f_w128_t256",
-        "swap_fp8b_w64_t16_deep",
     }
 )

@@ -45,6 +45,7 @@ struct BlockScaleLoad {
     for (int atom = 0; atom < T::kAtomsK; ++atom) {
       int const k_block = (first_k_tile + info.k_tile) * T::kAtomsK + atom;
       bool const in_k = k_block < k_blocks;  // a stage may reach past K, where operands are zeros
+#pragma unroll 1
       for (int i = lane; i < tile.token_width; i += 32) {
         int const token = tile.token_begin + i;
         copy(&ring.token_scales[stage][atom][i],
@@ -98,8 +99,8 @@ struct SwappedBlockPromotion {
     }
   }
 
-  /// Scales of the thread's two rows and of its columns of `kValues` values. The few of a narrow tile are read while the
-  /// tensor core works, so that the sums do not wait for them too; many would not fit into registers.
+  /// Scales of the thread's two rows and of its columns of `kValues` values. The few of a narrow tile are read while
+  /// the tensor core works, so that the sums do not wait for them too; many would not fit into registers.
   template <int kValues>
   struct Factors {
     static constexpr bool kEarly = kValues <= 16 && T::kPartsK == 1;
