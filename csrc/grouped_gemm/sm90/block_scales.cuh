@@ -45,7 +45,6 @@ struct BlockScaleLoad {
     for (int atom = 0; atom < T::kAtomsK; ++atom) {
       int const k_block = (first_k_tile + info.k_tile) * T::kAtomsK + atom;
       bool const in_k = k_block < k_blocks;  // a stage may reach past K, where operands are zeros
-#pragma unroll 1
       for (int i = lane; i < tile.token_width; i += 32) {
         int const token = tile.token_begin + i;
         copy(&ring.token_scales[stage][atom][i],

@@ -129,56 +129,54 @@ struct Kernel {
   __device__ static void load(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
     bool const leader = threadIdx.x == 0;
     Load const loader{params.maps, ring, first_k_tile(params, cta_rank)};
-    // With offs_ready the ring is first filled with weights, which no running kernel writes; then comes the wait, then
-    // the tokens. One loop for both, because the scheduler's code is large and every launch fetches it anew.
     if (!params.offs_ready) {
-      wait_for_previous_kernel();
+      cudaGridDependencySynchronize();
     }
     Scheduler scheduler = make_scheduler(params);
-    Tile tile;
+    Tile tile = scheduler.next();
     State state;
     int k_tile = 0;
-    for (int step = 0;; ++step) {
-      if (k_tile == 0) {
+    auto const advance = [&] {
+      state.advance();
+      if (++k_tile == params.k_tiles) {
+        k_tile = 0;
         tile = scheduler.next();
       }
-      bool const filling = params.offs_ready && step < kConfig.stages;
-      if (params.offs_ready && (step == kConfig.stages || (filling && tile.group < 0))) {
-        wait_for_previous_kernel();
+    };
+
+    if (params.offs_ready) {
+      // Fill the ring with weights, which no running kernel writes; then wait, then add the tokens.
+      int filled = 0;
+      for (; filled < kConfig.stages && tile.group >= 0; ++filled) {
         if (leader) {
-#pragma unroll 1
-          for (int stage = 0; stage < step; ++stage) {
-            loader.load_tokens(stage, ring.info[stage]);
-          }
+          loader.load_weights(filled, {tile, k_tile});
+        }
+        advance();
+      }
+      cudaGridDependencySynchronize();
+      if (leader) {
+        for (int stage = 0; stage < filled; ++stage) {
+          loader.load_tokens(stage, ring.info[stage]);
         }
       }
-      if (step >= kConfig.stages) {
-        ring.empty[state.stage].wait(state.phase ^ 1);
-      }
-      if (tile.group < 0) {
-        break;
-      }
+    }
+    cudaTriggerProgrammaticLaunchCompletion();
+
+    while (tile.group >= 0) {
+      ring.empty[state.stage].wait(state.phase ^ 1);
       if (leader) {
         StageInfo const info{tile, k_tile};
         loader.load_weights(state.stage, info);
-        if (!filling) {
-          loader.load_tokens(state.stage, info);
-        }
+        loader.load_tokens(state.stage, info);
       }
-      state.advance();
-      k_tile = k_tile + 1 == params.k_tiles ? 0 : k_tile + 1;
+      advance();
     }
+    ring.empty[state.stage].wait(state.phase ^ 1);
     if (leader) {
       ring.info[state.stage] = {tile, 0};
       ring.full[state.stage].arrive();
     }
     __syncwarp();
-  }
-
-  /// And lets the next one begin: it waits for this kernel's end before it reads what this one writes.
-  __device__ static void wait_for_previous_kernel() {
-    cudaGridDependencySynchronize();
-    cudaTriggerProgrammaticLaunchCompletion();
   }
 
   /// The load warp's walk again, for scales: they may come from the previous kernel, so none before it has ended. Where
@@ -195,16 +193,12 @@ struct Kernel {
       cudaGridDependencySynchronize();
     }
     Scheduler scheduler = make_scheduler(params);
+    Tile tile = scheduler.next();
+    if (params.offs_ready) {
+      cudaGridDependencySynchronize();
+    }
     State state;
-    while (true) {
-      Tile const tile = scheduler.next();
-      if (params.offs_ready) {
-        cudaGridDependencySynchronize();  // returns at once after the first time
-      }
-      if (tile.group < 0) {
-        break;
-      }
-#pragma unroll 1
+    for (; tile.group >= 0; tile = scheduler.next()) {
       for (int k_tile = 0; k_tile < params.k_tiles; ++k_tile) {
         ring.empty[state.stage].wait(state.phase ^ 1);
         loader.load(state.stage, {tile, k_tile});

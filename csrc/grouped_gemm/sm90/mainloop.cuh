@@ -125,7 +125,6 @@ struct MainloopMma {
   __device__ void run_direct(State& state, int k_tiles, Accumulators<ConfigTag>& acc) const {
     clear(acc);
     int previous_stage = -1;
-#pragma unroll 1  // a copy of the loop is code that every launch fetches anew
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       ring.full[state.stage].wait(state.phase);
       fence(acc);
@@ -158,7 +157,6 @@ struct MainloopMma {
                                Promotion& promotion) const {
     clear(acc);
     float partial[kTogether][kValues];
-#pragma unroll 1  // a copy of the loop is code that every launch fetches anew
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       ring.full[state.stage].wait(state.phase);
 #pragma unroll

@@ -21,7 +21,9 @@ class TileScheduler {
         weight_tiles_(weight_tiles),
         step_(first_step),
         stride_(stride),
-        lane_(threadIdx.x % 32) {}
+        lane_(threadIdx.x % 32) {
+    load_chunk();
+  }
 
   /// The next tile of this CTA; `group` is -1 when there is none.
   __device__ Tile next() {
@@ -98,7 +100,7 @@ class TileScheduler {
   unsigned step_;  // relative to the current chunk of groups
   unsigned stride_;
   int lane_;
-  int first_group_ = -kGroupsPerLane * 32;  // of the chunk; none is loaded before the first call of `next`
+  int first_group_ = 0;
   unsigned chunk_steps_ = 0;
   unsigned lane_begin_ = 0;  // steps of the chunk before this lane's groups
   unsigned lane_end_ = 0;    // and up to and including them
