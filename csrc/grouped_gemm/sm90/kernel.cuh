@@ -20,6 +20,8 @@
 #include "grouped_gemm/sm90/epilogue.cuh"
 #include "grouped_gemm/sm90/mainloop.cuh"
 #include "grouped_gemm/sm90/output_scales.cuh"
+#include "grouped_gemm/sm90/plain_block_scales.cuh"
+#include "grouped_gemm/sm90/promotion.cuh"
 #include "grouped_gemm/sm90/ring.cuh"
 #include "grouped_gemm/sm90/split_k.cuh"
 #include "grouped_gemm/sm90/tile_scheduler.cuh"
