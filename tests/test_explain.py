@@ -112,7 +112,11 @@ def test_scales_per_block_have_kernels_of_their_own(n_segments, orders):
     [
         ({"dtype": "bf16", "block_scales": True}, "`block_scales` must be False"),
         ({"accumulate": "fast", "block_scales": True}, "`block_scales` must be False"),
-        ({"n_segments": 3}, "`n_segments` must be 1 or 2, got 3"),
+        ({"n_segments": 3}, "`n_segments` must be 1, or 2 with `block_scales`, got 3"),
+        ({"n_segments": 2}, "`n_segments` must be 1, or 2 with `block_scales`, got 2"),
+        ({"scale_b_offset": (0, 8)}, "`scale_b_offset` must be .* 0 without, got"),
+        ({"scale_b_offset": (128, 0), "block_scales": True}, "each 0 to 127 with"),
+        ({"scale_b_offset": (1,), "block_scales": True}, "`scale_b_offset` must be"),
         ({"n": 7}, "`n` must be a multiple of 8, or of 4 for float32 results, got 7"),
     ],
 )
@@ -130,3 +134,30 @@ def test_numbers_of_other_types_are_taken_if_they_are_whole():
     for offs in ([7.5, 16], "ab", [7, "16"]):
         with pytest.raises(ValueError, match=r"`offs\[\d\]` must be a whole number"):
             moe_ext.explain(num_rows=16, offs=offs, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("n_segments", "offset", "sums", "orders"),
+    [
+        (1, (0, 0), "block", {"Plain"}),
+        (1, (64, 0), "block", {"SwapAB"}),
+        (2, (64, 0), "block", {"SwapAB"}),
+        (1, (0, 64), "shifted", {"SwapAB"}),
+    ],
+)
+def test_blocks_off_the_grid_are_explained_with_the_kernel_that_takes_them(
+    n_segments, offset, sums, orders
+):
+    told = moe_ext.explain(
+        dtype="fp8",
+        num_rows=4096,
+        num_groups=8,
+        n=4096,
+        k=1856,
+        block_scales=True,
+        n_segments=n_segments,
+        scale_b_offset=offset,
+    )
+    kernel = moe_ext.kernels()[told.config_index]
+    assert kernel.accumulate == told.accumulate == sums
+    assert kernel.order in orders

@@ -182,8 +182,8 @@ FP8_ERRORS = {
     "scale_b_shape": (
         changed("scale_b", ones(GROUPS + 1)),
         "`scale_b` must have shape (), (1,), (num_groups,) = (3,), (num_groups, n) = (3, 16), "
-        "(3, 16, 1), or blocks of 128 x 128, with n_segments=1 and scale_b_offset=(0, 0) (3, 1, 1) "
-        "or (3, 1, 1, 1), got (4,)",
+        "(3, 16, 1), or for blocks of 128 x 128 (3, 1, 1) or (3, 1, 1, 1) (with n_segments=1 and "
+        "scale_b_offset=(0, 0)), got (4,)",
     ),
     "scale_b_too_many_blocks": (changed("scale_b", ones(GROUPS, 1, 2)), "got (3, 1, 2)"),
     "scale_b_channel_and_a_block": (
@@ -214,7 +214,7 @@ FP8_ERRORS = {
         lambda arguments, device: arguments.update(
             scale_b=torch.ones(GROUPS, 1, 1, device=device), scale_b_offset=(0, 100)
         ),
-        "with n_segments=1 and scale_b_offset=(0, 100) (3, 1, 2) or (3, 1, 1, 2), got (3, 1, 1)",
+        "(3, 1, 2) or (3, 1, 1, 2) (with n_segments=1 and scale_b_offset=(0, 100)), got (3, 1, 1)",
     ),
     "n_segments": (
         changed("n_segments", value(3)),
@@ -230,7 +230,7 @@ FP8_ERRORS = {
         lambda arguments, device: arguments.update(
             scale_b=torch.ones(GROUPS, 1, 1, device=device), n_segments=2
         ),
-        "with n_segments=2 and scale_b_offset=(0, 0) (3, 2, 1) or (3, 2, 1, 1), got (3, 1, 1)",
+        "(3, 2, 1) or (3, 2, 1, 1) (with n_segments=2 and scale_b_offset=(0, 0)), got (3, 1, 1)",
     ),
     "unknown_config": (changed("config", value("swap")), "for fp8 operands with"),
 }
@@ -339,8 +339,8 @@ MASKED_ERRORS = {
     ),
     "scale_a_shape": (
         changed("scale_a", ones(ROWS)),
-        "`scale_a` must have shape (), (1,), (num_groups, max_rows) = (3, 6), (3, 6, 1) or "
-        "(num_groups, max_rows, ceil(k / 128)) = (3, 6, 1), got (6,)",
+        "`scale_a` must have shape (), (1,), (num_groups,) = (3,), (num_groups, max_rows) = "
+        "(3, 6), (3, 6, 1) or (num_groups, max_rows, ceil(k / 128)) = (3, 6, 1), got (6,)",
     ),
     "expected_rows": (
         changed("expected_rows", value(-1)),

@@ -57,7 +57,7 @@ def test_conversion_errors():
     with pytest.raises(ValueError, match=r"`num_columns` must be None .*, got 3 for uint8$"):
         moe_ext.scales_to_float32(E8M0, num_columns=3)
     packed = torch.zeros(2, 3, dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"`num_columns` must be given .*got None for shape"):
+    with pytest.raises(ValueError, match=r"`num_columns` must be a number .*got None"):
         moe_ext.scales_to_float32(packed)
     with pytest.raises(ValueError, match=r"= 2 elements in its last dimension, got shape \(2, 3\)"):
         moe_ext.scales_to_float32(packed, num_columns=8)
@@ -97,3 +97,23 @@ def test_pad_rows_compiles():
 def test_pad_rows_error():
     with pytest.raises(ValueError, match=r"^pad_rows: `x` must have shape \(\.\.\., k\), got \(\)"):
         moe_ext.pad_rows(torch.tensor(1.0))
+
+
+def test_rows_that_overlap_are_copied():
+    expanded = torch.ones(1, 16, dtype=torch.uint8).expand(3, 16)
+    padded = moe_ext.pad_rows(expanded)
+    assert padded.stride() == (16, 1)
+    assert torch.equal(padded, expanded)
+
+
+@pytest.mark.parametrize("convert", [moe_ext.pad_rows, moe_ext.scales_to_float32])
+@pytest.mark.parametrize("value", [None, 1.0, [1]])
+def test_what_is_no_tensor(convert, value):
+    with pytest.raises(ValueError, match="must be a tensor, got"):
+        convert(value)
+
+
+@pytest.mark.parametrize("columns", [None, True, 3.0, -3])
+def test_columns_that_are_no_number(columns):
+    with pytest.raises(ValueError, match="`num_columns` must be a number of columns"):
+        moe_ext.scales_to_float32(torch.zeros(2, 1, dtype=torch.int32), num_columns=columns)

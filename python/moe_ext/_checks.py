@@ -153,6 +153,8 @@ def check_grouped_gemm(
 
 def _check_rows(op: str, argument: str, tensor: Tensor, row_elems: int, item_bytes: int) -> None:
     """Raise a ValueError unless TMA can describe the rows of `tensor`, (..., rows, row_elems)."""
+    if tensor.numel() == 0:  # strides mean nothing
+        return
     *outer, inner = tensor.stride()
     if (inner != 1 and row_elems > 1) or any(
         size > 1 and _bad_stride(stride, row_elems, item_bytes)

@@ -11,7 +11,7 @@ import torch
 from moe_ext._checks import MAX_GROUPS
 from moe_ext._configs import planner
 from moe_ext._dispatch import ITEM_BYTES, Problem, choose, floor_us, predict_us
-from moe_ext._scales import block_kind
+from moe_ext._scales import SCALE_BLOCK, block_kind
 
 # The device counts rows, columns and tiles in 32 bits, with room for one tile past the end.
 _MOST = 2**31 - 1024
@@ -24,7 +24,8 @@ class Explanation:
 
     Attributes:
         dtype: "bf16" or "fp8" operands.
-        accumulate: "fp32" (bf16), "promoted", "fast" or, with scales per block, "block" (fp8).
+        accumulate: "fp32" (bf16), "promoted", "fast" or, with scales per block, "block", or
+            "shifted" where they begin inside k (fp8).
         num_rows: rows of `a`.
         num_groups: matrices in `b`.
         n: columns of the result.
@@ -110,6 +111,7 @@ def explain(
     accumulate: str = "promoted",
     block_scales: bool = False,
     n_segments: int = 1,
+    scale_b_offset: Sequence[int] = (0, 0),
     offs: Sequence[int] | None = None,
     sm_count: int = 132,
 ) -> Explanation:
@@ -123,7 +125,8 @@ def explain(
         k: summed dimension.
         accumulate: "promoted" or "fast"; bf16 always accumulates in fp32.
         block_scales: fp8 with a scale per 128 of k, which kernels of their own take.
-        n_segments: 2 where gate and up have block grids of their own.
+        n_segments: 2 where gate and up have block grids of their own; with `block_scales`.
+        scale_b_offset: (n0, k0) where blocks begin inside a shard; with `block_scales`.
         offs: end row of each group, host numbers. None spreads the rows evenly. They change the
             tiles and times that are told, not the choice: the dispatcher never sees them.
         sm_count: streaming multiprocessors of the GPU.
@@ -158,8 +161,18 @@ def explain(
             f'explain: `block_scales` must be False for bf16 operands or accumulate="fast", got '
             f"True for {name} operands and accumulate={accumulate!r}"
         )
-    if n_segments not in (1, 2):
-        raise ValueError(f"explain: `n_segments` must be 1 or 2, got {n_segments}")
+    if n_segments not in ((1, 2) if block_scales else (1,)):
+        raise ValueError(
+            f"explain: `n_segments` must be 1, or 2 with `block_scales`, got {n_segments}"
+        )
+    offset = tuple(scale_b_offset)
+    if len(offset) != 2 or any(
+        not 0 <= start < (SCALE_BLOCK if block_scales else 1) for start in offset
+    ):
+        raise ValueError(
+            f"explain: `scale_b_offset` must be (n0, k0), each 0 to {SCALE_BLOCK - 1} with "
+            f"`block_scales` and 0 without, got {offset}"
+        )
     num_rows = _whole("num_rows", num_rows, 0, _MOST)
     num_groups = _whole("num_groups", num_groups, 1, MAX_GROUPS)
     n, k = _whole("n", n, 0, _MOST), _whole("k", k, 0, _MOST)
@@ -183,7 +196,7 @@ def explain(
         )
     decision = choose(
         dtype=name,
-        accumulate=block_kind(n, n_segments, 0) if block_scales else accumulate,
+        accumulate=block_kind(n, n_segments, *offset) if block_scales else accumulate,
         num_rows=num_rows,
         num_groups=num_groups,
         n=n,

@@ -117,6 +117,12 @@ def _run(
     config: str | None = None,
     expected_rows: int | None = None,
 ) -> Tensor:
+    if a is None or b is None or offs is None:
+        names = ("a", "b", "counts" if masked else "offs")
+        missing = next(
+            name for name, value in zip(names, (a, b, offs), strict=True) if value is None
+        )
+        raise ValueError(f"{op}: `{missing}` must be a tensor, got None")
     if a.is_cuda and len(scale_b_offset) == 2:
         n_offset, k_offset = scale_b_offset
         try:
@@ -211,8 +217,16 @@ def run_grouped_gemm_out(
     _run("grouped_gemm_out", False, out, a, b, offs, **options)
 
 
+def spread_over_rows(a: Tensor, options: dict[str, Any]) -> None:
+    """Repeat a `scale_a` of one for each group of a masked `a` for all of its rows, in place."""
+    scale = options.get("scale_a")
+    if a is not None and a.dim() == 3 and scale is not None and scale.shape == a.shape[:1]:
+        options["scale_a"] = scale[:, None].expand(a.shape[:2])
+
+
 def run_grouped_gemm_masked(a: Tensor, b: Tensor, counts: Tensor, **options: Any) -> Tensor:
     """Implement `moe_ext::grouped_gemm_masked` for CPU and CUDA."""
+    spread_over_rows(a, options)
     return _run("grouped_gemm_masked", True, None, a, b, counts, **options)
 
 
@@ -222,6 +236,7 @@ def run_grouped_gemm_masked_out(
     """Implement `moe_ext::grouped_gemm_masked_out` for CPU and CUDA."""
     if out is None:
         raise ValueError("grouped_gemm_masked_out: `out` must be a tensor, got None")
+    spread_over_rows(a, options)
     _run("grouped_gemm_masked_out", True, out, a, b, counts, **options)
 
 

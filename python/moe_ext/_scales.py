@@ -106,9 +106,11 @@ def _check_scale_a(op: str, scale: Tensor, sizes: Sizes) -> None:
     rows, blocks = sizes.rows, ceil_div(sizes.k, SCALE_BLOCK)
     if tuple(scale.shape) not in ((), (1,), rows, (*rows, 1), (*rows, blocks)):
         name = "num_rows," if len(rows) == 1 else "num_groups, max_rows"
+        by_group = "" if len(rows) == 1 else f"(num_groups,) = ({rows[0]},), "
         raise ValueError(
-            f"{op}: `scale_a` must have shape (), (1,), ({name}) = {rows}, {(*rows, 1)} or "
-            f"({name.rstrip(',')}, ceil(k / 128)) = {(*rows, blocks)}, got {tuple(scale.shape)}"
+            f"{op}: `scale_a` must have shape (), (1,), {by_group}({name}) = {rows}, "
+            f"{(*rows, 1)} or ({name.rstrip(',')}, ceil(k / 128)) = {(*rows, blocks)}, got "
+            f"{tuple(scale.shape)}"
         )
 
 
@@ -139,7 +141,6 @@ def _check_scale_b(
         return
     raise ValueError(
         f"{op}: `scale_b` must have shape (), (1,), (num_groups,) = ({groups},), (num_groups, n) "
-        f"= ({groups}, {n}), ({groups}, {n}, 1), or blocks of 128 x 128, with n_segments="
-        f"{n_segments} and scale_b_offset={offset} {by_block[0]} or {by_block[1]}, got "
-        f"{shape}"
+        f"= ({groups}, {n}), ({groups}, {n}, 1), or for blocks of 128 x 128 {by_block[0]} or "
+        f"{by_block[1]} (with n_segments={n_segments} and scale_b_offset={offset}), got {shape}"
     )

@@ -45,8 +45,9 @@ def grouped_gemm(
         scale_a: float32, same device, any strides; FP8 only. () or (1,), (num_rows,) or
             (num_rows, 1), or one for each 128 of a row: (num_rows, ceil(k / 128)). None is 1.
         scale_b: float32, same device, any strides; FP8 only. () or (1,), (num_groups,), one per
-            channel (num_groups, n), or one per block of 128 x 128: (num_groups, ceil(n / 128),
-            ceil(k / 128)); the last block of either dimension may be short. None is 1.
+            channel (num_groups, n) or (num_groups, n, 1), or one per block of 128 x 128:
+            (num_groups, ceil(n / 128), ceil(k / 128)); the last block of either dimension may be
+            short. None is 1.
         scale_b_offset: (n0, k0), 0 to 127 each: the first block along n of each segment lacks its
             first n0 rows, the first along k its first k0 elements, as in a shard that begins
             inside a block. A segment then has ceil((n0 + n / n_segments) / 128) blocks, a row

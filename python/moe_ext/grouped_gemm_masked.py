@@ -14,7 +14,11 @@ from torch import Tensor
 
 from moe_ext._checks import check_grouped_gemm
 from moe_ext._register import OPTIONS, register
-from moe_ext._run import run_grouped_gemm_masked, run_grouped_gemm_masked_out
+from moe_ext._run import (
+    run_grouped_gemm_masked,
+    run_grouped_gemm_masked_out,
+    spread_over_rows,
+)
 
 
 def grouped_gemm_masked(
@@ -43,8 +47,9 @@ def grouped_gemm_masked(
         b: as in `grouped_gemm`, like all arguments but those below.
         counts: (num_groups,), int32, contiguous, same device. Rows of each group, 0 to max_rows.
             Never read by the host on CUDA.
-        scale_a: float32, same device, any strides; FP8 only. () or (1,), (num_groups, max_rows) or
-            (num_groups, max_rows, 1), or (num_groups, max_rows, ceil(k / 128)). None is 1.
+        scale_a: float32, same device, any strides; FP8 only. () or (1,), (num_groups,),
+            (num_groups, max_rows) or (num_groups, max_rows, 1), or (num_groups, max_rows,
+            ceil(k / 128)). None is 1.
         scale_b: see `grouped_gemm`.
         scale_b_offset: see `grouped_gemm`.
         n_segments: see `grouped_gemm`.
@@ -158,6 +163,7 @@ def grouped_gemm_masked_out(
 
 
 def _fake(a: Tensor, b: Tensor, counts: Tensor, **options: Any) -> Tensor:
+    spread_over_rows(a, options)
     form = check_grouped_gemm(
         "grouped_gemm_masked", None, a, b, counts, masked=True, **options, has_memory=False
     )
@@ -165,6 +171,7 @@ def _fake(a: Tensor, b: Tensor, counts: Tensor, **options: Any) -> Tensor:
 
 
 def _out_fake(a: Tensor, b: Tensor, counts: Tensor, *, out: Tensor, **options: Any) -> None:
+    spread_over_rows(a, options)
     check_grouped_gemm(
         "grouped_gemm_masked_out", out, a, b, counts, masked=True, **options, has_memory=False
     )

@@ -32,6 +32,8 @@ def scales_to_float32(scale: Tensor, *, num_columns: int | None = None) -> Tenso
         >>> scales_to_float32(torch.tensor([126, 127, 129], dtype=torch.uint8)).tolist()
         [0.5, 1.0, 4.0]
     """
+    if not isinstance(scale, Tensor):
+        raise ValueError(f"scales_to_float32: `scale` must be a tensor, got {type(scale).__name__}")
     if scale.dtype is torch.int32:
         return _from_e8m0(_unpack(scale, num_columns))
     if num_columns is not None:
@@ -53,12 +55,17 @@ def scales_to_float32(scale: Tensor, *, num_columns: int | None = None) -> Tenso
 
 def _unpack(scale: Tensor, num_columns: int | None) -> Tensor:
     """Return the bytes of int32 elements, one for each column."""
-    if num_columns is None or scale.dim() == 0:
+    if scale.dim() == 0:
         raise ValueError(
-            "scales_to_float32: `num_columns` must be given for int32 scales (four in each "
-            f"element of the last dimension), got {num_columns} for shape {tuple(scale.shape)}"
+            "scales_to_float32: `scale` must have a last dimension where it is int32 (four scales "
+            "in each element), got shape ()"
         )
-    if num_columns < 0 or scale.shape[-1] != ceil_div(num_columns, _PER_WORD):
+    if type(num_columns) is not int or num_columns < 0:
+        raise ValueError(
+            "scales_to_float32: `num_columns` must be a number of columns for int32 scales (four "
+            f"in each element of the last dimension), got {num_columns!r}"
+        )
+    if scale.shape[-1] != ceil_div(num_columns, _PER_WORD):
         raise ValueError(
             "scales_to_float32: `scale` must have ceil(num_columns / 4) = "
             f"{ceil_div(num_columns, _PER_WORD)} elements in its last dimension, got shape "
@@ -85,8 +92,8 @@ def pad_rows(x: Tensor) -> Tensor:
 
     Returns:
         `x` itself where its last dimension is contiguous, it begins at a multiple of 16 bytes and
-        its other strides are multiples of 16 bytes; else a copy: a view of the shape of `x` into a
-        new tensor whose rows are padded (with uninitialised memory).
+        its other strides are multiples of 16 bytes and at least k; else a copy: a view of the
+        shape of `x` into a new tensor whose rows are padded (with uninitialised memory).
 
     Raises:
         ValueError: `x` has no dimension.
@@ -95,6 +102,8 @@ def pad_rows(x: Tensor) -> Tensor:
         >>> pad_rows(torch.zeros(2, 360, dtype=torch.uint8)).stride()
         (368, 1)
     """
+    if not isinstance(x, Tensor):
+        raise ValueError(f"pad_rows: `x` must be a tensor, got {type(x).__name__}")
     if x.dim() == 0:
         raise ValueError("pad_rows: `x` must have shape (..., k), got ()")
     if _has_aligned_rows(x):
@@ -110,7 +119,8 @@ def _has_aligned_rows(x: Tensor) -> bool:
         return True
     outer = zip(x.shape[:-1], x.stride()[:-1], strict=True)
     if (x.shape[-1] > 1 and x.stride()[-1] != 1) or any(
-        size > 1 and stride * x.itemsize % _ROW_BYTES for size, stride in outer
+        size > 1 and (stride * x.itemsize % _ROW_BYTES or stride < x.shape[-1])
+        for size, stride in outer
     ):
         return False
     # Under torch.compile there is no address to look at, and a copy is always right.
