@@ -22,6 +22,11 @@ def main_scale(provider: str, dtype: str) -> str:
     return MAIN_SCALE[provider] if dtype == "fp8" else "none"
 
 
+def time_us(row: Row | None) -> float | None:
+    """Return the median of a row that may not be there."""
+    return None if row is None else row.median_us
+
+
 class Results:
     """Pair rows of one routing kind, regime of the power limit and layout of the activations."""
 

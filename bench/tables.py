@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.layouts import CONTIGUOUS
 from bench.lookup import DEFAULT_ACCUMULATE, ROUTING, Results, main_scale
@@ -126,6 +126,17 @@ def speedup(own: Row | None, other_us: float | None) -> str:
     if own is None or own.median_us is None or other_us is None:
         return "-"
     return f"{other_us / own.median_us:.2f}x ({other_us:.1f})"
+
+
+def speedup_lines(
+    case: str, ours: Sequence[Row | None], others: Mapping[str, Sequence[float | None]]
+) -> list[list[str]]:
+    """Return a line of a table for each of the others that has a time, beside our rows."""
+    return [
+        [case, name, *(speedup(own, time) for own, time in zip(ours, times, strict=True))]
+        for name, times in others.items()
+        if any(time is not None for time in times)
+    ]
 
 
 def skipped_list(rows: Sequence[Row]) -> str:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.lookup import Results, main_scale
+from bench.lookup import Results, main_scale, time_us
 from bench.peers import PeerTimes
 from bench.rows import Row
 from bench.scales import SCALES
-from bench.tables import cases_and_tokens, markdown_table, pair_rows, speedup, time_table
+from bench.tables import (
+    cases_and_tokens,
+    markdown_table,
+    pair_rows,
+    speedup_lines,
+    time_table,
+)
 
 BLOCK = "block128"
 
@@ -55,17 +61,14 @@ def block_comparison(rows: Sequence[Row], peers: PeerTimes) -> str:
     body = []
     for case in cases:
         others = {
-            "per tensor": [_us(results.moe_ext(case, "fp8", t)) for t in tokens],
-            "DeepGEMM, same run": [_us(results.get("deep_gemm", case, "fp8", t)) for t in tokens],
+            "per tensor": [time_us(results.moe_ext(case, "fp8", t)) for t in tokens],
+            "DeepGEMM, same run": [
+                time_us(results.get("deep_gemm", case, "fp8", t)) for t in tokens
+            ],
             "best peer": [peers.get((case, "fp8", t)) for t in tokens],
         }
-        for name, times in others.items():
-            if any(time is not None for time in times):
-                cells = [
-                    speedup(results.moe_ext(case, "fp8", t, scale=BLOCK), time)
-                    for t, time in zip(tokens, times, strict=True)
-                ]
-                body.append([case, name, *cells])
+        ours = [results.moe_ext(case, "fp8", t, scale=BLOCK) for t in tokens]
+        body += speedup_lines(case, ours, others)
     legend = (
         "Each cell: the other's time over ours with scales per block, and the other's median us. "
         "Per tensor: this library in the same run. Best peer: the fastest of DeepGEMM (contiguous, "
@@ -73,7 +76,3 @@ def block_comparison(rows: Sequence[Row], peers: PeerTimes) -> str:
         "(`bench/data/README.md`)."
     )
     return f"{legend}\n\n{markdown_table(['case', 'against', *(f'T={t}' for t in tokens)], body)}"
-
-
-def _us(row: Row | None) -> float | None:
-    return None if row is None else row.median_us

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.layouts import MASKED
-from bench.lookup import Results
+from bench.lookup import Results, time_us
 from bench.peers import PeerTimes
 from bench.rows import Row
-from bench.tables import cases_and_tokens, markdown_table, pair_rows, speedup, time_table
+from bench.tables import (
+    cases_and_tokens,
+    markdown_table,
+    pair_rows,
+    speedup_lines,
+    time_table,
+)
 
 
 def masked_tables(rows: Sequence[Row], peers: PeerTimes) -> str:
@@ -58,28 +64,22 @@ def _comparison(rows: Sequence[Row], group: Sequence[Row], peers: PeerTimes) -> 
     for case in cases:
         others = {
             "contiguous": [
-                _us(contiguous.get("moe_ext", case, dtype, t, scale=scale, accumulate=accumulate))
+                time_us(
+                    contiguous.get("moe_ext", case, dtype, t, scale=scale, accumulate=accumulate)
+                )
                 for t in tokens
             ],
             "DeepGEMM, same run": [
-                _us(masked.get("deep_gemm", case, dtype, t)) if comparable else None for t in tokens
+                time_us(masked.get("deep_gemm", case, dtype, t)) if comparable else None
+                for t in tokens
             ],
             "DeepGEMM": [peers.get((case, dtype, t)) if comparable else None for t in tokens],
         }
-        for name, times in others.items():
-            if any(time is not None for time in times):
-                cells = [
-                    speedup(
-                        masked.get("moe_ext", case, dtype, t, scale=scale, accumulate=accumulate),
-                        time,
-                    )
-                    for t, time in zip(tokens, times, strict=True)
-                ]
-                body.append([case, name, *cells])
+        ours = [
+            masked.get("moe_ext", case, dtype, t, scale=scale, accumulate=accumulate)
+            for t in tokens
+        ]
+        body += speedup_lines(case, ours, others)
     if not body:
         return ""
     return markdown_table(["case", "against", *(f"T={t}" for t in tokens)], body)
-
-
-def _us(row: Row | None) -> float | None:
-    return None if row is None else row.median_us

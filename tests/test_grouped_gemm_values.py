@@ -80,18 +80,18 @@ def test_blocks_that_begin_before_the_shard(n0, k0, n_segments):
             assert out[row, column].item() == wanted
 
 
-def test_a_masked_scale_for_each_group():
-    a = torch.ones(2, 3, 16).to(FP8)
-    b = torch.ones(2, 8, 16).to(FP8)
+def test_a_masked_scale_for_each_group(device):
+    a = torch.ones(2, 3, 16, device=device).to(FP8)
+    b = torch.ones(2, 8, 16, device=device).to(FP8)
     q, scale = moe_ext.quantize_fp8(
-        torch.ones(2, 3, 16) * torch.tensor([[[1.0]], [[3.0]]]), "tensor"
+        (torch.ones(2, 3, 16) * torch.tensor([[[1.0]], [[3.0]]])).to(device), "tensor"
     )
-    counts = torch.tensor([3, 2], dtype=torch.int32)
+    counts = torch.tensor([3, 2], dtype=torch.int32, device=device)
     out = moe_ext.grouped_gemm_masked(q, b, counts, scale_a=scale)
     assert scale.shape == (2,)
     assert out[0, :, 0].tolist() == [16.0] * 3
     assert out[1, :2, 0].tolist() == [48.0] * 2
-    of_groups = torch.tensor([2.0, 5.0])
+    of_groups = torch.tensor([2.0, 5.0], device=device)
     out = moe_ext.grouped_gemm_masked(a, b, counts, scale_a=of_groups)
     assert out[1, 0, 0].item() == 80.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -11,9 +10,9 @@ import moe_ext
 import pytest
 import torch
 from moe_ext import _library
+from moe_ext._cpu import warn_of_cpu
 
 # `moe_ext.grouped_gemm` is the function; the module of the same name has what it calls.
-OP_MODULE = sys.modules["moe_ext._run"]
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +156,7 @@ def test_a_failure_is_not_remembered(library, monkeypatch):
 def test_the_cpu_fall_back_says_so_once_where_it_is_called(call):
     a, b = torch.ones(2, 16).bfloat16(), torch.ones(1, 8, 16).bfloat16()
     offs = torch.tensor([2], dtype=torch.int32)
-    OP_MODULE._warn_of_cpu.cache_clear()
+    warn_of_cpu.cache_clear()
     with pytest.warns(UserWarning, match="no CUDA device here") as caught:
         call(a, b, offs)
     assert caught[0].filename == __file__

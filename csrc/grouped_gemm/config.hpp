@@ -22,6 +22,11 @@ enum class Accumulate {
   Shifted,  ///< the same where the weights' scale blocks do not begin at multiples of 128 of K: two sums in each 128
 };
 
+/// Whether sums over K meet scales on their way into fp32 registers.
+constexpr bool is_block_scaled(Accumulate accumulate) {
+  return accumulate == Accumulate::Block || accumulate == Accumulate::Shifted;
+}
+
 struct Config {
   std::string_view id;
   OperandOrder order;

@@ -19,10 +19,7 @@ template <class Element>
 __global__ void empty_sum_kernel(__grid_constant__ EmptySumParams const params) {
   GroupRows const& groups = params.groups;
   int const group = static_cast<int>(blockIdx.x);
-  int const end = groups.offs[group];
-  RowRange const rows = groups.max_rows > 0
-                            ? masked_rows(group, end, groups.max_rows)
-                            : clamp_rows(group > 0 ? groups.offs[group - 1] : 0, end, groups.num_rows);
+  RowRange const rows = rows_of(groups, group, group > 0 ? groups.offs[group - 1] : 0, groups.offs[group]);
   auto* const out = static_cast<Element*>(params.out);
   for (int n = static_cast<int>(threadIdx.x); n < params.n; n += static_cast<int>(blockDim.x)) {
     float const value = params.bias.data == nullptr ? 0.f : read_bias(params.bias, group, n);

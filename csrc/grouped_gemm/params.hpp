@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "grouped_gemm/tiling.hpp"
+
 namespace moe_ext::grouped_gemm {
 
 /// Dtype of the result and of a bias.
@@ -39,15 +41,6 @@ struct Bias {
   std::int64_t group_stride;  // elements
   std::int64_t n_stride;
   OutDtype dtype;
-};
-
-/// Where the rows of each group lie. Contiguous: offs[g] is the end row of group g, its first that of the group
-/// before. Masked: group g has max_rows rows, the first offs[g] of which count.
-struct GroupRows {
-  int const* offs;  // (num_groups,) end rows, or counts
-  int num_groups;
-  int num_rows;  // of `a`
-  int max_rows;  // 0: contiguous
 };
 
 struct Params {

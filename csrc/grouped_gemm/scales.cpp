@@ -2,16 +2,13 @@
 #include "grouped_gemm/scales.hpp"
 
 #include "common/tensor_checks.hpp"
+#include "common/tensor_strides.hpp"
 #include "grouped_gemm/tiling.hpp"
 
 namespace moe_ext::grouped_gemm {
 namespace {
 
 constexpr char const* kOp = "grouped_gemm";
-
-bool block_scaled(ScaleShape const& shape) {
-  return shape.kernel.accumulate == Accumulate::Block || shape.kernel.accumulate == Accumulate::Shifted;
-}
 
 float const* check_scale(char const* argument, Tensor const& scale, ScaleShape const& shape) {
   check_value(shape.kernel.dtype == Dtype::FP8,
@@ -39,21 +36,13 @@ float const* check_scale(char const* argument, Tensor const& scale, ScaleShape c
              ")");
 }
 
-/// Size of dimension `dim`, 1 past the last one.
-std::int64_t size_or_one(Tensor const& tensor, std::int64_t dim) {
-  return dim < tensor.dim() ? tensor.size(dim) : 1;
-}
-
-/// Stride of dimension `dim`, 0 where there is nothing to step to.
-std::int64_t step(Tensor const& tensor, std::int64_t dim) {
-  return size_or_one(tensor, dim) > 1 ? tensor.stride(dim) : 0;
-}
-
 }  // namespace
 
 TokenScales check_token_scales(std::optional<Tensor> const& scale, ScaleShape const& shape) {
   if (!scale.has_value()) {
-    check_value(!block_scaled(shape), kOp, ": `scale_a` must be given with scales per block, got none");
+    check_value(!is_block_scaled(shape.kernel.accumulate),
+                kOp,
+                ": `scale_a` must be given with scales per block, got none");
     return {};
   }
   TokenScales result{
@@ -65,7 +54,7 @@ TokenScales check_token_scales(std::optional<Tensor> const& scale, ScaleShape co
   bool const masked = shape.max_rows > 0;
   std::int64_t const row_dims = masked ? 2 : 1;
   std::int64_t const columns = size_or_one(*scale, row_dims);
-  bool const blocks = block_scaled(shape) && columns == ceil_div(shape.k, kScaleBlock);
+  bool const blocks = is_block_scaled(shape.kernel.accumulate) && columns == ceil_div(shape.k, kScaleBlock);
   bool const rows_fit = masked
                             ? scale->size(0) == shape.num_groups && size_or_one(*scale, 1) == shape.max_rows
                             : scale->size(0) == shape.num_rows;
@@ -84,7 +73,7 @@ TokenScales check_token_scales(std::optional<Tensor> const& scale, ScaleShape co
 }
 
 WeightScales check_weight_scales(std::optional<Tensor> const& scale, ScaleShape const& shape) {
-  bool const blocked = block_scaled(shape);
+  bool const blocked = is_block_scaled(shape.kernel.accumulate);
   check_value(shape.n_segments == 1 || (blocked && shape.n_segments == 2 && shape.n % 2 == 0),
               kOp,
               ": `n_segments` must be 1, or 2 with scales per block and an even n, got ",

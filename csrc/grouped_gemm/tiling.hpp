@@ -3,19 +3,10 @@
 
 #include <cstdint>
 
+#include "common/math.hpp"
 #include "grouped_gemm/config.hpp"
 
-#if defined(__CUDACC__)
-#define MOE_EXT_HOST_DEVICE __host__ __device__
-#else
-#define MOE_EXT_HOST_DEVICE
-#endif
-
 namespace moe_ext::grouped_gemm {
-
-MOE_EXT_HOST_DEVICE constexpr std::int64_t ceil_div(std::int64_t dividend, std::int64_t divisor) {
-  return (dividend + divisor - 1) / divisor;
-}
 
 inline constexpr int kNumTokenWidths = 13;
 
@@ -53,6 +44,21 @@ MOE_EXT_HOST_DEVICE constexpr RowRange clamp_rows(int begin, int end, int num_ro
 MOE_EXT_HOST_DEVICE constexpr RowRange masked_rows(int group, int count, int max_rows) {
   int const begin = group * max_rows;
   return {begin, begin + clamp_row(count, max_rows)};
+}
+
+/// Where the rows of each group lie. Contiguous: offs[g] is the end row of group g, its first that of the group
+/// before. Masked: group g has max_rows rows, the first offs[g] of which count.
+struct GroupRows {
+  int const* offs;  // (num_groups,) end rows, or counts
+  int num_groups;
+  int num_rows;  // of `a`
+  int max_rows;  // 0: contiguous
+};
+
+/// The rows of a group, from its entry of `offs` and, contiguous, the one before it (0 for the first).
+MOE_EXT_HOST_DEVICE constexpr RowRange rows_of(GroupRows const& groups, int group, int before, int end) {
+  return groups.max_rows > 0 ? masked_rows(group, end, groups.max_rows)
+                             : clamp_rows(before, end, groups.num_rows);
 }
 
 /// A group's rows as `count` tiles of `width` tokens each; the last one may be ragged.

@@ -5,22 +5,15 @@
 #include <limits>
 
 #include "common/cuda_context.hpp"
+#include "common/math.hpp"
 #include "common/tensor_checks.hpp"
+#include "common/tensor_strides.hpp"
 #include "quantize/launch.hpp"
 
 namespace moe_ext::quantize {
 namespace {
 
 constexpr char const* kOp = "quantize_fp8";
-
-std::int64_t ceil_div(std::int64_t dividend, std::int64_t divisor) {
-  return (dividend + divisor - 1) / divisor;
-}
-
-/// Stride of dimension `dim`, 0 where there is nothing to step to.
-std::int64_t step(Tensor const& tensor, std::int64_t dim) {
-  return tensor.size(dim) > 1 ? tensor.stride(dim) : 0;
-}
 
 InputType input_type(Tensor const& x) {
   switch (x.scalar_type()) {

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moe_ext._configs import config_index
 from moe_ext._scales import Sizes, check_scale_layouts
+from moe_ext._words import device_message, name_of
 
 MAX_GROUPS = 4096
 _ALIGNMENT_BYTES = 16
@@ -71,21 +72,21 @@ def check_grouped_gemm(
                 f'which always accumulate in float32, got "{accumulate}"'
             )
     else:
-        raise ValueError(f"{op}: `a` must be bfloat16 or float8_e4m3fn, got {_dtype(dtype)}")
+        raise ValueError(f"{op}: `a` must be bfloat16 or float8_e4m3fn, got {name_of(dtype)}")
     if b.dtype is not dtype:
-        raise ValueError(f"{op}: `b` must be {_dtype(dtype)} to match `a`, got {_dtype(b.dtype)}")
+        raise ValueError(f"{op}: `b` must be {name_of(dtype)} to match `a`, got {name_of(b.dtype)}")
     if offs.dtype is not _INT32:
-        raise ValueError(f"{op}: `{ends}` must be int32, got {_dtype(offs.dtype)}")
+        raise ValueError(f"{op}: `{ends}` must be int32, got {name_of(offs.dtype)}")
     if out_dtype is None:
         out_dtype = _BF16
     elif out_dtype is not _BF16 and out_dtype is not _FP32:
-        raise ValueError(f"{op}: `out_dtype` must be bfloat16 or float32, got {_dtype(out_dtype)}")
+        raise ValueError(f"{op}: `out_dtype` must be bfloat16 or float32, got {name_of(out_dtype)}")
 
     device = a.device
     if b.device != device:
-        raise ValueError(_device_message(op, "b", b, a))
+        raise ValueError(device_message(op, "b", b, "a", a))
     if offs.device != device:
-        raise ValueError(_device_message(op, ends, offs, a))
+        raise ValueError(device_message(op, ends, offs, "a", a))
 
     a_shape, b_shape = a.shape, b.shape
     if len(a_shape) != (3 if masked else 2):
@@ -114,7 +115,7 @@ def check_grouped_gemm(
     n_multiple = 8 if out_dtype is _BF16 else 4
     if n % n_multiple:
         raise ValueError(
-            f"{op}: `b` must have n a multiple of {n_multiple} for {_dtype(out_dtype)} output, "
+            f"{op}: `b` must have n a multiple of {n_multiple} for {name_of(out_dtype)} output, "
             f"got {n}"
         )
 
@@ -173,9 +174,9 @@ def _check_rows(op: str, argument: str, tensor: Tensor, row_elems: int, item_byt
 
 def _check_bias(op: str, bias: Tensor, a: Tensor, num_groups: int, n: int) -> None:
     if bias.dtype is not _BF16 and bias.dtype is not _FP32:
-        raise ValueError(f"{op}: `bias` must be bfloat16 or float32, got {_dtype(bias.dtype)}")
+        raise ValueError(f"{op}: `bias` must be bfloat16 or float32, got {name_of(bias.dtype)}")
     if bias.device != a.device:
-        raise ValueError(_device_message(op, "bias", bias, a))
+        raise ValueError(device_message(op, "bias", bias, "a", a))
     if bias.shape != (num_groups, n):
         raise ValueError(
             f"{op}: `bias` must have shape (num_groups, n) = ({num_groups}, {n}), got "
@@ -187,11 +188,11 @@ def _check_out_dtype(op: str, out: Tensor, out_dtype: torch.dtype | None) -> tor
     """Return the dtype of `out`; raise a ValueError unless it is one the kernels write."""
     dtype = out.dtype
     if dtype is not _BF16 and dtype is not _FP32:
-        raise ValueError(f"{op}: `out` must be bfloat16 or float32, got {_dtype(dtype)}")
+        raise ValueError(f"{op}: `out` must be bfloat16 or float32, got {name_of(dtype)}")
     if out_dtype is not None and out_dtype is not dtype:
         raise ValueError(
-            f"{op}: `out_dtype` must be None or {_dtype(dtype)} to match `out`, "
-            f"got {_dtype(out_dtype)}"
+            f"{op}: `out_dtype` must be None or {name_of(dtype)} to match `out`, "
+            f"got {name_of(out_dtype)}"
         )
     return dtype
 
@@ -199,7 +200,7 @@ def _check_out_dtype(op: str, out: Tensor, out_dtype: torch.dtype | None) -> tor
 def _check_out(op: str, out: Tensor, a: Tensor, n: int, has_memory: bool) -> None:
     """Raise a ValueError unless `out` can hold the result of a checked problem."""
     if out.device != a.device:
-        raise ValueError(_device_message(op, "out", out, a))
+        raise ValueError(device_message(op, "out", out, "a", a))
     expected = (*a.shape[:-1], n)
     if out.shape != expected:
         form = "(num_rows, n)" if len(expected) == 2 else "(num_groups, max_rows, n)"
@@ -213,10 +214,6 @@ def _bad_stride(stride: int, row_elems: int, item_bytes: int) -> bool:
     if row_elems == 0:  # no element: strides mean nothing
         return False
     return stride < row_elems or stride * item_bytes % _ALIGNMENT_BYTES != 0
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _stride_message(op: str, argument: str, tensor: Tensor, row_elems: int, item_bytes: int) -> str:
@@ -236,15 +233,11 @@ def _pointer_message(op: str, argument: str, tensor: Tensor) -> str:
     )
 
 
-def _device_message(op: str, argument: str, tensor: Tensor, a: Tensor) -> str:
-    return f"{op}: `{argument}` must be on {a.device}, where `a` is, got {tensor.device}"
-
-
 def _scale_message(op: str, argument: str, scale: Tensor, a: Tensor) -> str:
     if a.dtype is _BF16:
         return (
             f"{op}: `{argument}` must be None for bfloat16 operands, got shape {tuple(scale.shape)}"
         )
     if scale.dtype is not _FP32:
-        return f"{op}: `{argument}` must be float32, got {_dtype(scale.dtype)}"
-    return _device_message(op, argument, scale, a)
+        return f"{op}: `{argument}` must be float32, got {name_of(scale.dtype)}"
+    return device_message(op, argument, scale, "a", a)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moe_ext._math import ceil_div
 from moe_ext._scales import SCALE_BLOCK
+from moe_ext._words import device_message, name_of
 
 GRANULARITIES = {"tensor": 0, "row": 1, "1x128": 2, "128x128": 3}
 """What `granularity` may be, and the number that the C++ op takes for it."""
@@ -51,7 +52,7 @@ def check_quantize_fp8(
         names = ", ".join(f'"{name}"' for name in GRANULARITIES)
         raise ValueError(f'{op}: `granularity` must be one of {names}, got "{granularity}"')
     if x.dtype not in INPUT_DTYPES:
-        raise ValueError(f"{op}: `x` must be bfloat16, float16 or float32, got {_dtype(x.dtype)}")
+        raise ValueError(f"{op}: `x` must be bfloat16, float16 or float32, got {name_of(x.dtype)}")
     if x.dim() not in (2, 3):
         raise ValueError(
             f"{op}: `x` must have shape (rows, k) or (groups, rows, k), got {tuple(x.shape)}"
@@ -90,7 +91,9 @@ def _check_static_scale(
 
 def _check_per_group(op: str, argument: str, tensor: Tensor, dtype: torch.dtype, x: Tensor) -> None:
     if tensor.dtype is not dtype:
-        raise ValueError(f"{op}: `{argument}` must be {_dtype(dtype)}, got {_dtype(tensor.dtype)}")
+        raise ValueError(
+            f"{op}: `{argument}` must be {name_of(dtype)}, got {name_of(tensor.dtype)}"
+        )
     _check_device(op, argument, tensor, x)
     if x.dim() == 3:
         shapes, said = ((x.shape[0],),), f"(groups,) = ({x.shape[0]},)"
@@ -105,7 +108,7 @@ def _check_per_group(op: str, argument: str, tensor: Tensor, dtype: torch.dtype,
 
 def _check_q(op: str, q: Tensor, x: Tensor) -> None:
     if q.dtype is not torch.float8_e4m3fn:
-        raise ValueError(f"{op}: `q` must be float8_e4m3fn, got {_dtype(q.dtype)}")
+        raise ValueError(f"{op}: `q` must be float8_e4m3fn, got {name_of(q.dtype)}")
     _check_device(op, "q", q, x)
     if q.shape != x.shape:
         raise ValueError(
@@ -123,7 +126,7 @@ def _check_q(op: str, q: Tensor, x: Tensor) -> None:
 
 def _check_scale_out(op: str, scale: Tensor, x: Tensor, granularity: str) -> None:
     if scale.dtype is not torch.float32:
-        raise ValueError(f"{op}: `scale_out` must be float32, got {_dtype(scale.dtype)}")
+        raise ValueError(f"{op}: `scale_out` must be float32, got {name_of(scale.dtype)}")
     _check_device(op, "scale_out", scale, x)
     shape = scale_shape(granularity, tuple(x.shape))
     if tuple(scale.shape) != shape and not (shape == () and scale.shape == (1,)):
@@ -143,10 +146,4 @@ def _check_contiguous(op: str, argument: str, tensor: Tensor) -> None:
 
 def _check_device(op: str, argument: str, tensor: Tensor, x: Tensor) -> None:
     if tensor.device != x.device:
-        raise ValueError(
-            f"{op}: `{argument}` must be on {x.device}, where `x` is, got {tensor.device}"
-        )
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        raise ValueError(device_message(op, argument, tensor, "x", x))

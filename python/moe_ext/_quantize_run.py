@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moe_ext._cpu import warn_of_cpu
 from moe_ext._library import device_kernels
 from moe_ext._math import ceil_div
 from moe_ext._quantize_checks import (
@@ -16,7 +17,6 @@ from moe_ext._quantize_checks import (
     scale_shape,
 )
 from moe_ext._quantize_reference import quantize_fp8_reference
-from moe_ext._run import _warn_of_cpu
 
 # CTAs an SM that look for the largest value of a tensor; what one of them reads at a time.
 _CTAS_PER_SM = 6
@@ -96,7 +96,7 @@ def _run(
     if outputs is None:
         outputs = empty_outputs(x, granularity, scale)
     if not x.is_cuda:
-        _warn_of_cpu()
+        warn_of_cpu()
         _fill_on_cpu(outputs, x, *options)
         return outputs
     device_kernels(x.get_device())  # says what is missing even where there is nothing to launch

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +10,7 @@ from torch import Tensor
 
 from moe_ext._checks import check_grouped_gemm
 from moe_ext._configs import config_index
+from moe_ext._cpu import warn_of_cpu
 from moe_ext._dispatch import select
 from moe_ext._library import device_kernels
 from moe_ext._scales import block_kind, has_blocks
@@ -57,6 +55,8 @@ def _launch(
     if masked:
         _, max_rows, k = a.shape
         num_rows = num_groups * max_rows
+        if scale_a is not None and scale_a.dim() == 1 and scale_a.shape[0] == num_groups:
+            scale_a = scale_a[:, None].expand(num_groups, max_rows)  # one for each group
     else:
         num_rows, k = a.shape
     if num_rows == 0 or n == 0 or num_groups == 0 or b_k != k:
@@ -168,7 +168,7 @@ def _run(
     if out is None:
         out = a.new_empty(form.out_shape, dtype=form.out_dtype)
     if not a.is_cuda:
-        _warn_of_cpu()
+        warn_of_cpu()
         return grouped_gemm_reference(
             a,
             b,
@@ -217,16 +217,8 @@ def run_grouped_gemm_out(
     _run("grouped_gemm_out", False, out, a, b, offs, **options)
 
 
-def spread_over_rows(a: Tensor, options: dict[str, Any]) -> None:
-    """Repeat a `scale_a` of one for each group of a masked `a` for all of its rows, in place."""
-    scale = options.get("scale_a")
-    if a is not None and a.dim() == 3 and scale is not None and scale.shape == a.shape[:1]:
-        options["scale_a"] = scale[:, None].expand(a.shape[:2])
-
-
 def run_grouped_gemm_masked(a: Tensor, b: Tensor, counts: Tensor, **options: Any) -> Tensor:
     """Implement `moe_ext::grouped_gemm_masked` for CPU and CUDA."""
-    spread_over_rows(a, options)
     return _run("grouped_gemm_masked", True, None, a, b, counts, **options)
 
 
@@ -236,24 +228,4 @@ def run_grouped_gemm_masked_out(
     """Implement `moe_ext::grouped_gemm_masked_out` for CPU and CUDA."""
     if out is None:
         raise ValueError("grouped_gemm_masked_out: `out` must be a tensor, got None")
-    spread_over_rows(a, options)
     _run("grouped_gemm_masked_out", True, out, a, b, counts, **options)
-
-
-def _root_module(variables: dict[str, Any]) -> str:
-    return str(variables.get("__name__", "")).partition(".")[0]
-
-
-@functools.cache
-def _warn_of_cpu() -> None:
-    if torch.cuda.is_available():
-        return
-    # The caller's line, whichever way the call came through this package and torch.
-    level, frame = 1, sys._getframe()
-    while frame.f_back and _root_module(frame.f_globals) in ("moe_ext", "torch"):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(
-        "moe_ext: no CUDA device here, so its ops run the float32 reference on the CPU: right, but "
-        "slow",
-        stacklevel=level,
-    )

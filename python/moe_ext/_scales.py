@@ -104,7 +104,8 @@ def check_scale_layouts(
 
 def _check_scale_a(op: str, scale: Tensor, sizes: Sizes) -> None:
     rows, blocks = sizes.rows, ceil_div(sizes.k, SCALE_BLOCK)
-    if tuple(scale.shape) not in ((), (1,), rows, (*rows, 1), (*rows, blocks)):
+    # Masked rows are (num_groups, max_rows): the first alone is one scale for each group.
+    if tuple(scale.shape) not in ((), (1,), rows[:-1], rows, (*rows, 1), (*rows, blocks)):
         name = "num_rows," if len(rows) == 1 else "num_groups, max_rows"
         by_group = "" if len(rows) == 1 else f"(num_groups,) = ({rows[0]},), "
         raise ValueError(

@@ -14,11 +14,7 @@ from torch import Tensor
 
 from moe_ext._checks import check_grouped_gemm
 from moe_ext._register import OPTIONS, register
-from moe_ext._run import (
-    run_grouped_gemm_masked,
-    run_grouped_gemm_masked_out,
-    spread_over_rows,
-)
+from moe_ext._run import run_grouped_gemm_masked, run_grouped_gemm_masked_out
 
 
 def grouped_gemm_masked(
@@ -163,7 +159,6 @@ def grouped_gemm_masked_out(
 
 
 def _fake(a: Tensor, b: Tensor, counts: Tensor, **options: Any) -> Tensor:
-    spread_over_rows(a, options)
     form = check_grouped_gemm(
         "grouped_gemm_masked", None, a, b, counts, masked=True, **options, has_memory=False
     )
@@ -171,7 +166,6 @@ def _fake(a: Tensor, b: Tensor, counts: Tensor, **options: Any) -> Tensor:
 
 
 def _out_fake(a: Tensor, b: Tensor, counts: Tensor, *, out: Tensor, **options: Any) -> None:
-    spread_over_rows(a, options)
     check_grouped_gemm(
         "grouped_gemm_masked_out", out, a, b, counts, masked=True, **options, has_memory=False
     )

@@ -114,6 +114,8 @@ def _scale_of_rows(scale: Tensor | None, place: Any, row_dims: int, device: torc
         return torch.ones(1, 1, device=device)
     if scale.dim() == 0 or scale.shape == (1,):
         return scale.reshape(1, 1)
+    if scale.dim() < row_dims:  # masked, one for each group
+        return scale[place[0]].reshape(1, 1)
     own = scale[place]
     return own[:, None] if scale.dim() == row_dims else own
 

@@ -54,18 +54,13 @@ class TileScheduler {
     int const group = first_group_ + owner * kGroupsPerLane + __shfl_sync(kFullWarp, which, owner);
     index = __shfl_sync(kFullWarp, index, owner);
     RowRange const rows =
-        rows_of(group, __shfl_sync(kFullWarp, before, owner), __shfl_sync(kFullWarp, end, owner));
+        rows_of(groups_, group, __shfl_sync(kFullWarp, before, owner), __shfl_sync(kFullWarp, end, owner));
     step_ += stride_;
     return tile_in_group(group, rows, split_tokens<ConfigTag>(rows.end - rows.begin), weight_tiles_, index);
   }
 
  private:
   static constexpr int kGroupsPerLane = 4;
-
-  __device__ RowRange rows_of(int group, int before, int end) const {
-    return groups_.max_rows > 0 ? masked_rows(group, end, groups_.max_rows)
-                                : clamp_rows(before, end, groups_.num_rows);
-  }
 
   __device__ void load_chunk() {
     int const group = first_group_ + lane_ * kGroupsPerLane;
@@ -81,7 +76,7 @@ class TileScheduler {
     unsigned lane_steps = 0;
 #pragma unroll
     for (int i = 0; i < kGroupsPerLane; ++i) {
-      RowRange const rows = rows_of(group + i, i == 0 ? begin_ : ends_[i - 1], ends_[i]);
+      RowRange const rows = rows_of(groups_, group + i, i == 0 ? begin_ : ends_[i - 1], ends_[i]);
       steps_[i] = count_group_steps(split_tokens<ConfigTag>(rows.end - rows.begin).count, weight_tiles_);
       lane_steps += steps_[i];
     }

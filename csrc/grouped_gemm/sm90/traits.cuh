@@ -27,7 +27,7 @@ struct Traits {
   using Element = std::conditional_t<kConfig.dtype == Dtype::BF16, cute::bfloat16_t, cute::float_e4m3_t>;
 
   static constexpr bool kShifted = kConfig.accumulate == Accumulate::Shifted;
-  static constexpr bool kBlockScaled = kShifted || kConfig.accumulate == Accumulate::Block;
+  static constexpr bool kBlockScaled = is_block_scaled(kConfig.accumulate);
   /// Swap-AB: token scales run along N, too many for registers; a warp of its own brings them through the ring.
   static constexpr bool kScaleWarp = kBlockScaled && kSwapped;
   /// In plain order a thread needs few, and reads them itself.
