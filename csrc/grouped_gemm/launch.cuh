@@ -8,6 +8,10 @@
 
 namespace moe_ext::grouped_gemm {
 
+/// Up to here outputs leave L2 to the weights. 64 tokens of mixtral gate/up (3.7 M) gain nothing by a hint that weights
+/// are read once, 128 tokens lose 3 % (docs/notes/l2-hints.md).
+inline constexpr std::int64_t kFewOutputs = 1 << 21;
+
 template <class ConfigTag>
 KernelParams make_kernel_params(Params const& params) {
   using T = Traits<ConfigTag>;
@@ -51,6 +55,7 @@ KernelParams make_kernel_params(Params const& params) {
   result.k_blocks = narrow(ceil_div(params.k, kScaleBlock), "k");
   result.weight_k_blocks = narrow(ceil_div(params.k + params.scale_b.k_offset, kScaleBlock), "k");
   result.offs_ready = params.offs_ready ? 1 : 0;
+  result.few_outputs = params.groups.num_rows * params.n <= kFewOutputs ? 1 : 0;
   return result;
 }
 

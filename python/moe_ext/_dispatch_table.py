@@ -8,231 +8,16 @@ purpose. Each row says what it was measured with; where no row matches, the cost
 from __future__ import annotations
 
 from moe_ext._dispatch_rows import Row, rows_of
+from moe_ext._dispatch_table_bf16 import BF16_ROWS
 from moe_ext._dispatch_table_block import BLOCK_ROWS
+from moe_ext._dispatch_table_promoted import PROMOTED_ROWS
 
 _TUNING = "bench/results/tuning-2026-11-29.jsonl"
 _PREFILL = "bench/results/tuning-prefill-2026-11-29.jsonl"
-_NOT_KEPT = "its rows were not kept"
 
 TABLE: tuple[Row, ...] = (
-    *rows_of(
-        "bf16",
-        "fp32",
-        (
-            "swap_bf16_w64_t16_split2",
-            "1.00x the best kernel's time over 3 cells, worst 1.00x",
-            _TUNING,
-            {"max_num_rows": 16, "max_touched_tiles": 80, "min_k": 1024},
-        ),
-        (
-            "swap_bf16_w64_t16_deep",
-            "1.02x the best kernel's time over 2 cells, worst 1.04x",
-            _TUNING,
-            {"max_num_rows": 16, "max_touched_tiles": 132, "min_k": 2048},
-        ),
-        (
-            "swap_bf16_w128_t16",
-            "1.03x the best kernel's time over 11 cells, worst 1.08x",
-            _TUNING,
-            {"max_num_rows": 12, "max_touched_tiles": 400},
-        ),
-        (
-            "swap_bf16_w64_t32_trio",
-            "mixtral pair, T=4: 423 us bf16, 213 us fp8; w64_t16 431, 221",
-            _NOT_KEPT,
-            {"max_num_rows": 16, "max_touched_tiles": 800, "min_k": 3000},
-        ),
-        (
-            "swap_bf16_w128_t16",
-            "1.01x the best kernel's time over 9 cells, worst 1.06x",
-            _TUNING,
-            {"max_num_rows": 12},
-        ),
-        (
-            "swap_bf16_w64_t16",
-            "1.03x the best kernel's time over 8 cells, worst 1.07x",
-            _TUNING,
-            {"max_rows_per_group": 0.3, "max_touched_tiles": 1100},
-        ),
-        (
-            "swap_bf16_w128_t16",
-            "1.00x the best kernel's time over 58 cells, worst 1.03x",
-            _TUNING,
-            {"max_rows_per_group": 6},
-        ),
-        (
-            "swap_bf16_w128_t64",
-            "1.00x the best kernel's time over 24 cells, worst 1.02x",
-            _TUNING,
-            {"max_rows_per_group": 24},
-        ),
-        (
-            "swap_bf16_w128_t128_pair",
-            "1.01x the best kernel's time over 28 cells, worst 1.04x",
-            _TUNING,
-            {"max_rows_per_group": 100, "max_n": 384},
-        ),
-        (
-            "swap_bf16_w256_t128",
-            "1.01x the best kernel's time over 10 cells, worst 1.04x",
-            _PREFILL,
-            {"max_rows_per_group": 100, "min_k": 700},
-        ),
-        (
-            "swap_bf16_w128_t128_pair",
-            "1.01x the best kernel's time over 28 cells, worst 1.04x",
-            _TUNING,
-            {"max_rows_per_group": 100},
-        ),
-        (
-            "plain_bf16_w256_t128",
-            "1.00x the best kernel's time over 5 cells, worst 1.00x",
-            _TUNING,
-            {"max_k": 300},
-        ),
-        (
-            "swap_bf16_w128_t128_pair",
-            "1.05x the best kernel's time over 4 cells, worst 1.13x",
-            _TUNING,
-            {"max_n": 384},
-        ),
-        (
-            "swap_bf16_w192_t128",
-            "1.00x the best kernel's time over 7 cells, worst 1.01x",
-            _PREFILL,
-            {"max_num_rows": 4096, "max_n": 4096},
-        ),
-        (
-            "swap_bf16_w256_t128",
-            "1.01x the best kernel's time over 10 cells, worst 1.08x",
-            _TUNING,
-            {"max_rows_per_group": 200},
-        ),
-        (
-            "swap_bf16_w256_t128",
-            "1.01x the best kernel's time over 8 cells, worst 1.08x",
-            _TUNING,
-            {"max_rows_per_group": 600, "max_num_rows": 16384},
-        ),
-        (
-            "plain_bf16_w256_t128",
-            "1.03x the best kernel's time over 15 cells, worst 1.17x",
-            _TUNING,
-            {},
-        ),
-    ),
-    *rows_of(
-        "fp8",
-        "promoted",
-        (
-            "swap_fp8p_w64_t16_split2",
-            "1.00x the best kernel's time over 3 cells, worst 1.00x",
-            _TUNING,
-            {"max_num_rows": 16, "max_touched_tiles": 80, "min_k": 1024},
-        ),
-        (
-            "swap_fp8p_w64_t16_deep",
-            "1.04x the best kernel's time over 2 cells, worst 1.04x",
-            _TUNING,
-            {"max_num_rows": 16, "max_touched_tiles": 132, "min_k": 2048},
-        ),
-        (
-            "swap_fp8p_w64_t16",
-            "1.02x the best kernel's time over 11 cells, worst 1.13x",
-            _TUNING,
-            {"max_num_rows": 12, "max_touched_tiles": 400},
-        ),
-        (
-            "swap_fp8p_w64_t32_trio",
-            "mixtral pair, T=4: 423 us bf16, 213 us fp8; w64_t16 431, 221",
-            _NOT_KEPT,
-            {"max_num_rows": 16, "max_touched_tiles": 800, "min_k": 3000},
-        ),
-        (
-            "swap_fp8p_w128_t16",
-            "1.02x the best kernel's time over 9 cells, worst 1.08x",
-            _TUNING,
-            {"max_num_rows": 12},
-        ),
-        (
-            "swap_fp8p_w64_t32",
-            "1.02x the best kernel's time over 6 cells, worst 1.09x",
-            _TUNING,
-            {"max_rows_per_group": 0.3, "max_touched_tiles": 800},
-        ),
-        (
-            "swap_fp8p_w64_t16",
-            "1.04x the best kernel's time over 2 cells, worst 1.07x",
-            _TUNING,
-            {"max_rows_per_group": 0.3, "max_touched_tiles": 1100},
-        ),
-        (
-            "swap_fp8p_w64_t32",
-            "1.00x the best kernel's time over 2 cells, worst 1.00x",
-            _TUNING,
-            {"max_rows_per_group": 1.1, "max_n": 384, "min_k": 1024},
-        ),
-        (
-            "swap_fp8p_w128_t16",
-            "1.01x the best kernel's time over 56 cells, worst 1.04x",
-            _TUNING,
-            {"max_rows_per_group": 6},
-        ),
-        (
-            "swap_fp8p_w128_t64",
-            "1.01x the best kernel's time over 24 cells, worst 1.03x",
-            _TUNING,
-            {"max_rows_per_group": 24},
-        ),
-        (
-            "swap_fp8p_w256_t128",
-            "1.02x the best kernel's time over 5 cells, worst 1.08x",
-            _TUNING,
-            {"max_rows_per_group": 100, "max_k": 600},
-        ),
-        (
-            "swap_fp8p_w128_t128",
-            "1.01x the best kernel's time over 23 cells, worst 1.04x",
-            _TUNING,
-            {"max_rows_per_group": 100},
-        ),
-        (
-            "plain_fp8p_w256_t128",
-            "1.01x the best kernel's time over 6 cells, worst 1.03x",
-            _TUNING,
-            {"max_k": 600},
-        ),
-        (
-            "swap_fp8p_w128_t128",
-            "1.00x the best kernel's time over 4 cells, worst 1.02x",
-            _TUNING,
-            {"max_n": 384},
-        ),
-        (
-            "swap_fp8p_w192_t128",
-            "1.03x the best kernel's time over 7 cells, worst 1.11x",
-            _PREFILL,
-            {"max_num_rows": 4096, "max_n": 4096},
-        ),
-        (
-            "swap_fp8p_w256_t128",
-            "1.03x the best kernel's time over 9 cells, worst 1.09x",
-            _TUNING,
-            {"max_rows_per_group": 200},
-        ),
-        (
-            "swap_fp8p_w256_t128",
-            "1.03x the best kernel's time over 8 cells, worst 1.11x",
-            _TUNING,
-            {"max_rows_per_group": 600, "max_num_rows": 16384},
-        ),
-        (
-            "plain_fp8p_w256_t128",
-            "1.04x the best kernel's time over 15 cells, worst 1.15x",
-            _TUNING,
-            {},
-        ),
-    ),
+    *BF16_ROWS,
+    *PROMOTED_ROWS,
     *rows_of(
         "fp8",
         "fast",
@@ -310,8 +95,7 @@ TABLE: tuple[Row, ...] = (
 # same.
 KEPT_FOR_TUNING: frozenset[str] = frozenset(
     {
-        "swap_bf16_w64_t32",
-        "swap_bf16_w128_t128",
+        "swap_bf16_w64_t16",
         "swap_bf16_w128_t256",
         "swap_fp8p_w128_t128_pair",
         "swap_fp8p_w128_t256",

@@ -14,15 +14,15 @@ __device__ inline float read_bias(Bias const& bias, int group, int weight) {
                                       : __bfloat162float(static_cast<__nv_bfloat16 const*>(bias.data)[index]);
 }
 
-/// Multiplies a thread's sums by `scale` and adds the bias of their channels. Read only here: registers held over the
-/// main loop would cost every kernel, the latency only calls with a bias.
+/// Multiplies a thread's sums by their rows' factors and adds the bias of their channels. Read only here: registers held
+/// over the main loop would cost every kernel, the latency only calls with a bias.
 template <class ConfigTag>
 __device__ void add_bias(Bias const& bias,
                          Tile const& tile,
                          int num_weights,
                          int warp_group,
                          int thread,
-                         float scale,
+                         RowFactors<ConfigTag> const& rows,
                          Accumulators<ConfigTag>& acc) {
   using T = Traits<ConfigTag>;
   int const weight_begin = tile.weight_tile * T::kConfig.tile_weights;
@@ -36,7 +36,8 @@ __device__ void add_bias(Bias const& bias,
       float const of_rows[2] = {channel(weight_begin + row), channel(weight_begin + row + 8)};
 #pragma unroll
       for (int i = 0; i < T::kMaxTileN / 2; ++i) {
-        acc.value[block_m][i] = acc.value[block_m][i] * scale + of_rows[i % 4 / 2];
+        int const half = i % 4 / 2;
+        acc.value[block_m][i] = acc.value[block_m][i] * rows.value[block_m][half] + of_rows[half];
       }
     }
   } else {
@@ -49,7 +50,7 @@ __device__ void add_bias(Bias const& bias,
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float& value = acc.value[block_m][4 * j + i];
-          value = value * scale + of_columns[i % 2];
+          value = value * rows.value[block_m][i / 2] + of_columns[i % 2];
         }
       }
     }

@@ -13,55 +13,75 @@ __device__ inline int weight_block(WeightScales const& scales, int weight) {
          segment * scales.segment_blocks;
 }
 
-/// Loads of one stage's scales, by all lanes of one warp, without waiting for them: 4-byte asynchronous copies,
-/// which take any stride, and then an arrival on the full barrier that counts once they have landed.
+/// Loads of a tile's scales, by all lanes of one warp, without waiting for them: 4-byte asynchronous copies, which take
+/// any stride, and after each step's an arrival on the full barrier that counts once they have landed. What does not
+/// change along K is worked out once a tile: one warp has a few hundred cycles a step.
 template <class ConfigTag>
-struct BlockScaleLoad {
+class BlockScaleLoad {
   using T = Traits<ConfigTag>;
 
-  TokenScales const& tokens;
-  WeightScales const& weights;
-  Ring<ConfigTag>& ring;
-  int num_weights;
-  int k_blocks;         // of the tokens
-  int weight_k_blocks;  // of the weights: one more where theirs are shifted and the last one is reached
-  int first_k_tile;     // where this CTA's part of K begins
+ public:
+  __device__ BlockScaleLoad(TokenScales const& tokens,
+                            WeightScales const& weights,
+                            Ring<ConfigTag>& ring,
+                            Tile const& tile,
+                            int num_weights,
+                            int k_blocks,         // of the tokens
+                            int weight_k_blocks,  // of the weights: one more where theirs are shifted
+                            int first_k_block)    // where this CTA's part of K begins
+      : ring_(ring),
+        lane_(threadIdx.x % 32),
+        num_chunks_((tile.token_width + 31) / 32),
+        tokens_(tile.token_end - tile.token_begin - lane_),
+        token_row_step_(32 * tokens.row_stride),
+        token_k_stride_(tokens.k_stride),
+        weight_k_stride_(weights.k_stride),
+        k_blocks_left_(k_blocks - first_k_block) {
+    token_ = tokens.data + tile.group * tokens.group_shift + (tile.token_begin + lane_) * tokens.row_stride +
+             first_k_block * tokens.k_stride;
 
-  __device__ void load(int stage, StageInfo const& info) const {
-    Tile const& tile = info.tile;
-    int const lane = threadIdx.x % 32;
+    constexpr int kBlocks = Ring<ConfigTag>::kWeightBlocks;
     int const weight_begin = tile.weight_tile * T::kConfig.tile_weights;
     int const weight_end = min(weight_begin + T::kConfig.tile_weights, num_weights);
-    constexpr int kBlocks = Ring<ConfigTag>::kWeightBlocks;
-    int const part = T::kPartsK == 1 ? 0 : lane / kBlocks;  // of an atom of K
-    int const block = weight_block(weights, weight_begin) + lane - part * kBlocks;
-    bool const has_block = block <= weight_block(weights, weight_end - 1);
+    int const part = T::kPartsK == 1 ? 0 : lane_ / kBlocks;  // of an atom of K
+    int const block = weight_block(weights, weight_begin) + lane_ - part * kBlocks;
+    bool const has_block = lane_ < T::kPartsK * kBlocks && block <= weight_block(weights, weight_end - 1);
     int const segment = block >= weights.segment_blocks ? 1 : 0;
-    float const* const weight_source = weights.data + tile.group * weights.group_stride +
-                                       segment * weights.segment_stride +
-                                       (block - segment * weights.segment_blocks) * weights.n_stride;
-    float const* const token_source = tokens.data + tile.group * tokens.group_shift;
+    weight_ = weights.data + tile.group * weights.group_stride + segment * weights.segment_stride +
+              (block - segment * weights.segment_blocks) * weights.n_stride +
+              (first_k_block + part) * weights.k_stride;
+    weight_k_blocks_left_ = has_block ? weight_k_blocks - first_k_block - part : 0;
+  }
+
+  /// Starts the copies of the next step of K.
+  __device__ void load(int stage, int slot) {
 #pragma unroll
     for (int atom = 0; atom < T::kAtomsK; ++atom) {
-      int const k_block = (first_k_tile + info.k_tile) * T::kAtomsK + atom;
-      bool const in_k = k_block < k_blocks;  // a stage may reach past K, where operands are zeros
-      for (int i = lane; i < tile.token_width; i += 32) {
-        int const token = tile.token_begin + i;
-        copy(&ring.token_scales[stage][atom][i],
-             token_source + token * tokens.row_stride + k_block * tokens.k_stride,
-             in_k && token < tile.token_end);
+      // A stage may reach past K, where operands are zeros: nothing is read there.
+      int const tokens = k_blocks_left_ > 0 ? tokens_ : 0;
+      float const* token = token_;
+#pragma unroll
+      for (int chunk = 0; chunk < kMaxChunks; ++chunk) {
+        if (chunk < num_chunks_ && 32 * chunk + lane_ < T::kConfig.tile_tokens) {
+          copy(&ring_.token_scales[slot][atom][32 * chunk + lane_], token, 32 * chunk < tokens);
+          token += token_row_step_;
+        }
       }
-      if (lane < T::kPartsK * kBlocks) {
-        copy(&ring.weight_scales[stage][atom][lane],
-             weight_source + (k_block + part) * weights.k_stride,
-             k_block + part < weight_k_blocks && has_block);
+      if (lane_ < T::kPartsK * Ring<ConfigTag>::kWeightBlocks) {
+        copy(&ring_.weight_scales[slot][atom][lane_], weight_, weight_k_blocks_left_ > 0);
       }
+      token_ += token_k_stride_;
+      weight_ += weight_k_stride_;
+      --k_blocks_left_;
+      --weight_k_blocks_left_;
     }
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-        cute::cast_smem_ptr_to_uint(&ring.full[stage])));
+        cute::cast_smem_ptr_to_uint(&ring_.full[stage])));
   }
 
  private:
+  static constexpr int kMaxChunks = (T::kConfig.tile_tokens + 31) / 32;
+
   /// Copies a float, or zero: then `source` is not read.
   __device__ static void copy(float* target, float const* source, bool wanted) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(cute::cast_smem_ptr_to_uint(target)),
@@ -69,18 +89,30 @@ struct BlockScaleLoad {
                  "r"(wanted ? 4 : 0)
                  : "memory");
   }
+
+  Ring<ConfigTag>& ring_;
+  int lane_;
+  int num_chunks_;  // of 32 tokens
+  int tokens_;      // this lane's first and those every 32 behind it exist below this
+  std::int64_t token_row_step_;
+  std::int64_t token_k_stride_;
+  std::int64_t weight_k_stride_;
+  int k_blocks_left_;
+  int weight_k_blocks_left_;  // 0: the lane has no block
+  float const* token_;        // of the next step
+  float const* weight_;
 };
 
-/// Promotion of one thread's partial sums under Swap-AB, with the scales of a stage.
+/// Promotion of one thread's partial sums under Swap-AB, with the scales of a step.
 template <class ConfigTag>
 struct SwappedBlockPromotion {
   using T = Traits<ConfigTag>;
-  static constexpr bool kReadsStage = true;
 
   Ring<ConfigTag> const& ring;
   int lane_column;            // of the thread's first value within 8 columns
   int block[T::kBlocksM][2];  // of the thread's rows, within the tile's scale blocks
   int change_k;               // shifted: where in each atom of K the weights' next block begins
+  bool rows_share_block;      // of the tile's every 16 rows, hence the two of a thread
 
   __device__ SwappedBlockPromotion(Ring<ConfigTag> const& ring_,
                                    WeightScales const& weights,
@@ -88,7 +120,10 @@ struct SwappedBlockPromotion {
                                    int num_weights,
                                    int warp_group,
                                    int thread)
-      : ring(ring_), lane_column(accumulator_column(thread)), change_k(kScaleBlock - weights.k_offset) {
+      : ring(ring_),
+        lane_column(accumulator_column(thread)),
+        change_k(kScaleBlock - weights.k_offset),
+        rows_share_block((weights.segment_n | weights.n_offset) % 16 == 0) {
     int const weight_begin = tile.weight_tile * T::kConfig.tile_weights;
 #pragma unroll
     for (int i = 0; i < T::kBlocksM * 2; ++i) {
@@ -108,13 +143,13 @@ struct SwappedBlockPromotion {
   };
 
   template <int kValues>
-  __device__ Factors<kValues> prepare(int stage, int atom, int, int block_m, int column) {
+  __device__ Factors<kValues> prepare(int slot, int atom, int, int block_m, int column) {
     Factors<kValues> factors{};
     if constexpr (Factors<kValues>::kEarly) {
-      read_weights(stage, atom, 0, block_m, factors.weight);
+      read_weights(slot, atom, 0, block_m, factors.weight);
 #pragma unroll
       for (int j = 0; j < kValues / 4; ++j) {
-        factors.token[j] = token(stage, atom, column + 8 * j);
+        factors.token[j] = token(slot, atom, column + 8 * j);
       }
     }
     return factors;
@@ -122,36 +157,62 @@ struct SwappedBlockPromotion {
 
   template <int kValues>
   __device__ void add(Factors<kValues> factors,
-                      int stage,
+                      int slot,
                       int atom,
                       int part,
                       int block_m,
                       int column,
                       float const (&partial)[kValues],
                       float* sums) const {
-    if constexpr (!Factors<kValues>::kEarly) {
-      read_weights(stage, atom, part, block_m, factors.weight);
-    }
     float const(&w)[2] = factors.weight;
+    if constexpr (Factors<kValues>::kEarly) {
 #pragma unroll
-    for (int j = 0; j < kValues / 4; ++j) {
-      float2 const t = Factors<kValues>::kEarly ? factors.token[j] : token(stage, atom, column + 8 * j);
-      sums[4 * j + 0] += partial[4 * j + 0] * (t.x * w[0]);
-      sums[4 * j + 1] += partial[4 * j + 1] * (t.y * w[0]);
-      sums[4 * j + 2] += partial[4 * j + 2] * (t.x * w[1]);
-      sums[4 * j + 3] += partial[4 * j + 3] * (t.y * w[1]);
+      for (int j = 0; j < kValues / 4; ++j) {
+        float2 const t = factors.token[j];
+        add_four({t.x * w[0], t.y * w[0]}, {t.x * w[1], t.y * w[1]}, partial + 4 * j, sums + 4 * j);
+      }
+      return;
+    }
+    read_weights(slot, atom, part, block_m, factors.weight);
+    if (kValues > 32 && !T::kShifted && rows_share_block) {  // nearly always: half the products
+#pragma unroll
+      for (int j = 0; j < kValues / 4; ++j) {
+        float2 const t = token(slot, atom, column + 8 * j);
+        float2 const scale{t.x * w[0], t.y * w[0]};
+        add_four(scale, scale, partial + 4 * j, sums + 4 * j);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kValues / 4; ++j) {
+        float2 const t = token(slot, atom, column + 8 * j);
+        add_four({t.x * w[0], t.y * w[0]}, {t.x * w[1], t.y * w[1]}, partial + 4 * j, sums + 4 * j);
+      }
     }
   }
 
  private:
-  __device__ void read_weights(int stage, int atom, int part, int block_m, float (&weight)[2]) const {
-    float const* const scales = ring.weight_scales[stage][atom] + part * Ring<ConfigTag>::kWeightBlocks;
+  /// Two neighbouring columns of the thread's first row, then of its second.
+  __device__ static void add_four(float2 first, float2 second, float const* partial, float* sums) {
+    sums[0] += partial[0] * first.x;
+    sums[1] += partial[1] * first.y;
+    sums[2] += partial[2] * second.x;
+    sums[3] += partial[3] * second.y;
+  }
+
+  __device__ void read_weights(int slot, int atom, int part, int block_m, float (&weight)[2]) const {
+    float const* const scales = ring.weight_scales[slot][atom] + part * Ring<ConfigTag>::kWeightBlocks;
     weight[0] = scales[block[block_m][0]];
     weight[1] = scales[block[block_m][1]];
   }
 
-  __device__ float2 token(int stage, int atom, int column) const {
-    return *reinterpret_cast<float2 const*>(ring.token_scales[stage][atom] + column + lane_column);
+  /// Read where it stands: the compiler would gather all reads in front, for which there are no registers.
+  __device__ float2 token(int slot, int atom, int column) const {
+    float const* const address = ring.token_scales[slot][atom] + column + lane_column;
+    float2 value;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(value.x), "=f"(value.y)
+                 : "r"(cute::cast_smem_ptr_to_uint(address)));
+    return value;
   }
 };
 

@@ -9,7 +9,6 @@
 #include "grouped_gemm/params.hpp"
 #include "grouped_gemm/sm90/mainloop.cuh"
 #include "grouped_gemm/sm90/named_barriers.cuh"
-#include "grouped_gemm/sm90/output_scales.cuh"
 
 namespace moe_ext::grouped_gemm {
 
@@ -52,43 +51,32 @@ struct Epilogue {
   int warp_group;
   int thread;  // within the warp group
 
-  /// Stores the tile's rows below `token_end` and weights below n, times `scale`.
-  __device__ void store(Accumulators<ConfigTag> const& acc, Tile const& tile, int weight_tile, float scale) {
+  /// Stores the tile's rows below `token_end` and weights below n, times their rows' factors.
+  __device__ void store(Accumulators<ConfigTag> const& acc,
+                        Tile const& tile,
+                        RowFactors<ConfigTag> const& rows) {
     if (params.out_dtype == OutDtype::BF16) {
-      store_bf16(acc, tile, weight_tile, scale);
+      store_bf16(acc, tile, rows);
     } else {
-      store_fp32(acc, tile, weight_tile, scale);
+      store_fp32(acc, tile, rows);
     }
   }
 
-  /// Multiplies the sums by the scales of their rows and channels. Those of the N side are exchanged through the
-  /// staging buffer, before results are turned over in it.
-  __device__ void apply(OutputScales<ConfigTag> const& scales, Accumulators<ConfigTag>& acc) const {
-    static_assert(kBuffers * kChunkBytes >= T::kMaxTileN * static_cast<int>(sizeof(float)),
-                  "a warp group's staging holds a scale per column");
+  /// Shares `kShare` values of each thread of the warp group through its staging buffer, before results are turned over
+  /// in it: value i of thread t is at t + 128 * i.
+  template <int kShare>
+  __device__ float const* share(float const (&values)[kShare]) const {
+    static_assert(kBuffers * kChunkBytes >= kShare * 128 * static_cast<int>(sizeof(float)),
+                  "a warp group's staging holds its threads' values");
     auto* const table = reinterpret_cast<float*>(storage.staging[warp_group]);
     wait_for_stores();
     barrier();
 #pragma unroll
-    for (int i = 0; i < OutputScales<ConfigTag>::kShare; ++i) {
-      if (thread + 128 * i < T::kMaxTileN) {
-        table[thread + 128 * i] = scales.n[i];
-      }
+    for (int i = 0; i < kShare; ++i) {
+      table[thread + 128 * i] = values[i];
     }
     barrier();
-    float2 const* const columns = reinterpret_cast<float2 const*>(table) + thread % 4;
-#pragma unroll
-    for (int j = 0; j < T::kMaxTileN / 8; ++j) {
-      float2 const n = columns[4 * j];
-#pragma unroll
-      for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
-        float* const values = acc.value[block_m] + 4 * j;
-        values[0] *= scales.m[block_m][0] * n.x;
-        values[1] *= scales.m[block_m][0] * n.y;
-        values[2] *= scales.m[block_m][1] * n.x;
-        values[3] *= scales.m[block_m][1] * n.y;
-      }
-    }
+    return table;
   }
 
   /// Waits until shared memory may go and every store is done.
@@ -113,19 +101,18 @@ struct Epilogue {
     return reinterpret_cast<ChunkValues>(acc.value[chunk / kChunksN][chunk % kChunksN * kChunk / 2]);
   }
 
-  __device__ Place place(Tile const& tile, int weight_tile, int chunk) const {
+  __device__ Place place(Tile const& tile, int chunk) const {
     int const column = chunk % kChunksN * kChunk;
     int const row_m = (warp_group * T::kBlocksM + chunk / kChunksN) * T::kBlockM;
     int const token = tile.token_begin + (T::kSwapped ? column : row_m);
-    int const weight = weight_tile * T::kConfig.tile_weights + (T::kSwapped ? row_m : column);
+    int const weight = tile.weight_tile * T::kConfig.tile_weights + (T::kSwapped ? row_m : column);
     int const used_n = T::kSwapped ? tile.token_width : T::kConfig.tile_weights;
     return {token, weight, column < used_n && token < tile.token_end && weight < params.n};
   }
 
   __device__ void store_bf16(Accumulators<ConfigTag> const& acc,
                              Tile const& tile,
-                             int weight_tile,
-                             float scale) {
+                             RowFactors<ConfigTag> const& rows) {
     unsigned char (*staging)[kChunkBytes] = storage.staging[warp_group];
 #pragma unroll
     for (int first = 0; first < kChunks; first += kBuffers) {
@@ -134,9 +121,9 @@ struct Epilogue {
 #pragma unroll
       for (int i = 0; i < kBuffers; ++i) {
         int const chunk = first + i;
-        Place const to = place(tile, weight_tile, chunk);
+        Place const to = place(tile, chunk);
         if (to.wanted) {
-          stage(chunk_of(acc, chunk), staging[i], to.token, tile.token_end, scale);
+          stage(chunk_of(acc, chunk), staging[i], to.token, tile.token_end, rows.value[chunk / kChunksN]);
         }
       }
       if (kWholeChunks) {
@@ -145,7 +132,7 @@ struct Epilogue {
       barrier();
 #pragma unroll
       for (int i = 0; i < kBuffers; ++i) {
-        Place const to = place(tile, weight_tile, first + i);
+        Place const to = place(tile, first + i);
         if (to.wanted) {
           // A chunk whose rows are all wanted leaves by TMA, which also cuts it off at n.
           if (kWholeChunks && to.token + kChunk <= tile.token_end) {
@@ -163,8 +150,9 @@ struct Epilogue {
     }
   }
 
-  /// Scales, rounds and turns one chunk into `staging`.
-  __device__ void stage(ChunkValues values, unsigned char* staging, int token, int token_end, float scale) {
+  /// Scales, rounds and turns one chunk into `staging`. `factors`: of the thread's first row and of its second.
+  __device__ void stage(
+      ChunkValues values, unsigned char* staging, int token, int token_end, float const (&factors)[2]) {
     int const warp = thread / 32;
     int const lane = thread % 32;
     int const matrix = lane / 8;  // which of stmatrix's four 8x8 blocks this lane addresses
@@ -174,10 +162,10 @@ struct Epilogue {
         break;
       }
       float const* v = values + 4 * j;
-      unsigned const r0 = pack(v[0] * scale, v[1] * scale);
-      unsigned const r1 = pack(v[2] * scale, v[3] * scale);
-      unsigned const r2 = pack(v[4] * scale, v[5] * scale);
-      unsigned const r3 = pack(v[6] * scale, v[7] * scale);
+      unsigned const r0 = pack(v[0] * factors[0], v[1] * factors[0]);
+      unsigned const r1 = pack(v[2] * factors[1], v[3] * factors[1]);
+      unsigned const r2 = pack(v[4] * factors[0], v[5] * factors[0]);
+      unsigned const r3 = pack(v[6] * factors[1], v[7] * factors[1]);
       int const m_row = warp * 16 + (matrix % 2) * 8;  // of the 64-row block
       int const n_row = (j + matrix / 2) * 8;          // of the 64-column chunk
       int const token_row = (T::kSwapped ? n_row : m_row) + lane % 8;
@@ -214,14 +202,13 @@ struct Epilogue {
 
   __device__ void store_fp32(Accumulators<ConfigTag> const& acc,
                              Tile const& tile,
-                             int weight_tile,
-                             float scale) const {
+                             RowFactors<ConfigTag> const& rows) const {
     auto* out = static_cast<float*>(params.out);
     int const m = accumulator_row(thread);
     int const n = accumulator_column(thread);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      Place const to = place(tile, weight_tile, chunk);
+      Place const to = place(tile, chunk);
       if (to.wanted) {
         auto const& values = chunk_of(acc, chunk);
 #pragma unroll
@@ -231,7 +218,7 @@ struct Epilogue {
           int const token = to.token + (T::kSwapped ? row_n : row_m);
           int const weight = to.weight + (T::kSwapped ? row_m : row_n);
           if (token < tile.token_end && weight < params.n) {
-            out[token * params.out_row_stride + weight] = values[i] * scale;
+            out[token * params.out_row_stride + weight] = values[i] * rows.value[chunk / kChunksN][i % 4 / 2];
           }
         }
       }

@@ -40,6 +40,7 @@ struct KernelParams {
   int k_blocks;         // of 128, all of K
   int weight_k_blocks;  // the weights' scale blocks along K
   int offs_ready;
+  int few_outputs;
 };
 
 /// Names SplitK's storage without instantiating it where K is not split.
@@ -92,7 +93,7 @@ struct Kernel {
       if (warp == 0) {
         load(params, storage.ring, cta_rank);
       }
-      if constexpr (T::kScaleWarp) {
+      if constexpr (T::kScalesInRing) {
         if (warp == 1) {
           load_scales(params, storage.ring, cta_rank);
         }
@@ -145,13 +146,17 @@ struct Kernel {
         tile = scheduler.next();
       }
     };
+    // Weights that nobody reads again leave L2 first; tokens and the code of kernels stay (docs/notes/l2-hints.md).
+    auto const hint = [&] {
+      return params.few_outputs && scheduler.weights_read_once() ? Load::kEvictFirst : Load::kEvictNormal;
+    };
 
     if (params.offs_ready) {
       // Fill the ring with weights, which no running kernel writes; then wait, then add the tokens.
       int filled = 0;
       for (; filled < kConfig.stages && tile.group >= 0; ++filled) {
         if (leader) {
-          loader.load_weights(filled, {tile, k_tile});
+          loader.load_weights(filled, {tile, k_tile}, hint());
         }
         advance();
       }
@@ -168,7 +173,7 @@ struct Kernel {
       ring.empty[state.stage].wait(state.phase ^ 1);
       if (leader) {
         StageInfo const info{tile, k_tile};
-        loader.load_weights(state.stage, info);
+        loader.load_weights(state.stage, info, hint());
         loader.load_tokens(state.stage, info);
       }
       advance();
@@ -184,26 +189,32 @@ struct Kernel {
   /// The load warp's walk again, for scales: they may come from the previous kernel, so none before it has ended. Where
   /// the first tile can be found before that, it is: the offsets are then at hand when the wait ends.
   __device__ static void load_scales(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
-    BlockScaleLoad<ConfigTag> const loader{params.scale_a,
-                                           params.scale_b,
-                                           ring,
-                                           params.epilogue.n,
-                                           params.k_blocks,
-                                           params.weight_k_blocks,
-                                           first_k_tile(params, cta_rank)};
     if (!params.offs_ready) {
       cudaGridDependencySynchronize();
     }
     Scheduler scheduler = make_scheduler(params);
-    Tile tile = scheduler.next();
-    if (params.offs_ready) {
-      cudaGridDependencySynchronize();
-    }
     State state;
-    for (; tile.group >= 0; tile = scheduler.next()) {
+    // One call of the scheduler, which is inlined: a kernel of few tokens is fetched faster (docs/notes/cold-code.md).
+    while (true) {
+      Tile const tile = scheduler.next();
+      if (params.offs_ready) {
+        cudaGridDependencySynchronize();  // returns at once after the first time
+      }
+      if (tile.group < 0) {
+        break;
+      }
+      BlockScaleLoad<ConfigTag> loader(params.scale_a,
+                                       params.scale_b,
+                                       ring,
+                                       tile,
+                                       params.epilogue.n,
+                                       params.k_blocks,
+                                       params.weight_k_blocks,
+                                       first_k_tile(params, cta_rank) * T::kAtomsK);
+#pragma unroll 1
       for (int k_tile = 0; k_tile < params.k_tiles; ++k_tile) {
         ring.empty[state.stage].wait(state.phase ^ 1);
-        loader.load(state.stage, {tile, k_tile});
+        loader.load(state.stage, state.scale_slot);
         state.advance();
       }
     }
@@ -257,7 +268,7 @@ struct Kernel {
           ring, params.scale_b, tile, params.epilogue.n, warp_group, epilogue.thread);
       multiply_tile(ring, state, tile, params.k_tiles, warp_group, acc, promotion);
       if (reduce(split, acc, tile)) {
-        finish_tile(params, epilogue, acc, tile, 1.f);
+        finish_tile(params, epilogue, acc, tile, RowFactors<ConfigTag>::all(1.f));
       }
     } else {
       OutputScales<ConfigTag> const scales(
@@ -265,10 +276,7 @@ struct Kernel {
       UnscaledPromotion promotion;
       multiply_tile(ring, state, tile, params.k_tiles, warp_group, acc, promotion);
       if (reduce(split, acc, tile)) {
-        if (scales.vary) {
-          epilogue.apply(scales, acc);
-        }
-        finish_tile(params, epilogue, acc, tile, scales.tokens * scales.weights);
+        finish_tile(params, epilogue, acc, tile, scales.apply(acc, epilogue));
       }
     }
   }
@@ -295,7 +303,7 @@ struct Kernel {
       multiply_tile(ring, state, tile, params.k_tiles, epilogue.warp_group, acc, promotion);
       Tile const next = next_tile(ring, state);
       promotion = promotion_of(next);
-      finish_tile(params, epilogue, acc, tile, 1.f);
+      finish_tile(params, epilogue, acc, tile, RowFactors<ConfigTag>::all(1.f));
       tile = next;
     }
   }
@@ -308,17 +316,17 @@ struct Kernel {
     return T::kScalesAhead ? warp_group : __shfl_sync(kFullWarp, warp_group, 0);
   }
 
-  /// Finished sums to memory: times `scale`, plus the bias if there is one.
+  /// Finished sums to memory: times their rows' factors, plus the bias if there is one.
   __device__ static void finish_tile(KernelParams const& params,
                                      Epilogue<ConfigTag>& epilogue,
                                      Accumulators<ConfigTag>& acc,
                                      Tile const& tile,
-                                     float scale) {
+                                     RowFactors<ConfigTag> rows) {
     if (params.bias.data != nullptr) {
-      add_bias(params.bias, tile, params.epilogue.n, epilogue.warp_group, epilogue.thread, scale, acc);
-      scale = 1.f;
+      add_bias(params.bias, tile, params.epilogue.n, epilogue.warp_group, epilogue.thread, rows, acc);
+      rows = RowFactors<ConfigTag>::all(1.f);
     }
-    epilogue.store(acc, tile, tile.weight_tile, scale);
+    epilogue.store(acc, tile, rows);
   }
 
   __device__ static Split make_split(SharedStorage& storage, int cta_rank, int mma_thread) {

@@ -27,12 +27,16 @@ struct MainloopLoad {
   using T = Traits<ConfigTag>;
   static constexpr Config kConfig = T::kConfig;
 
+  // Cache hints of TMA loads.
+  static constexpr auto kEvictNormal = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+  static constexpr auto kEvictFirst = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+
   TensorMaps const& maps;
   Ring<ConfigTag>& ring;
   int first_k_tile;  // where this CTA's part of K begins
 
   /// Announces the whole stage to its full barrier and starts the half that no previous kernel writes.
-  __device__ void load_weights(int stage, StageInfo const& info) const {
+  __device__ void load_weights(int stage, StageInfo const& info, std::uint64_t hint) const {
     ring.info[stage] = info;  // visible to whoever waits for the full barrier: the arrival releases it
     ring.full[stage].arrive_and_expect_tx(
         (Ring<ConfigTag>::kWeightsBytes + info.tile.token_width * kAtomBytes) * T::kAtomsK);
@@ -40,7 +44,7 @@ struct MainloopLoad {
     for (int atom = 0; atom < T::kAtomsK; ++atom) {
       cute::SM90_TMA_LOAD_3D::copy(&maps.weights,
                                    barrier(stage),
-                                   kHint,
+                                   hint,
                                    ring.weights[stage][atom],
                                    k_of(info, atom),
                                    info.tile.weight_tile * kConfig.tile_weights,
@@ -53,15 +57,16 @@ struct MainloopLoad {
     CUtensorMap const* map = &maps.tokens[token_width_index(info.tile.token_width)];
 #pragma unroll
     for (int atom = 0; atom < T::kAtomsK; ++atom) {
-      cute::SM90_TMA_LOAD_2D::copy(
-          map, barrier(stage), kHint, ring.tokens[stage][atom], k_of(info, atom), info.tile.token_begin);
+      cute::SM90_TMA_LOAD_2D::copy(map,
+                                   barrier(stage),
+                                   kEvictNormal,
+                                   ring.tokens[stage][atom],
+                                   k_of(info, atom),
+                                   info.tile.token_begin);
     }
   }
 
  private:
-  // No hint pays: weights marked evict-first are gone before the next token tile wants them (docs/notes).
-  static constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-
   __device__ int k_of(StageInfo const& info, int atom) const {
     return ((first_k_tile + info.k_tile) * T::kAtomsK + atom) * T::kAtomK;
   }
@@ -87,6 +92,22 @@ template <class ConfigTag>
 struct Accumulators {
   using T = Traits<ConfigTag>;
   float value[T::kBlocksM][T::kMaxTileN / 2];
+};
+
+/// Factors of the rows that a thread's accumulators are in.
+template <class ConfigTag>
+struct RowFactors {
+  float value[Traits<ConfigTag>::kBlocksM][2];
+
+  __device__ static RowFactors all(float factor) {
+    RowFactors result;
+#pragma unroll
+    for (auto& rows : result.value) {
+      rows[0] = factor;
+      rows[1] = factor;
+    }
+    return result;
+  }
 };
 
 /// The math of one tile whose N extent is kTileN.
@@ -169,13 +190,9 @@ struct MainloopMma {
                 atom == T::kAtomsK - kTogether && block_m == T::kBlocksM - 1 && block_n == kBlocksN - 1;
             float* const sums = acc.value[block_m] + block_n * kValues;
             if constexpr (T::kShifted) {
-              promote_parts(state.stage, atom, block_m, block_n, promotion, partial[0], sums);
+              promote_parts(state, atom, block_m, block_n, last, promotion, partial[0], sums);
             } else {
-              bool const release = last && !Promotion::kReadsStage;
-              promote(state.stage, k_tile, atom, block_m, block_n, release, promotion, partial, sums);
-            }
-            if (last && Promotion::kReadsStage) {
-              release_read(state.stage);
+              promote(state, k_tile, atom, block_m, block_n, last, promotion, partial, sums);
             }
           }
         }
@@ -184,14 +201,14 @@ struct MainloopMma {
     }
   }
 
-  /// One 64 x kInstructionN block over kTogether atoms of K.
+  /// One 64 x kInstructionN block over kTogether atoms of K. `last`: of the stage, which is then released.
   template <class Promotion>
-  __device__ void promote(int stage,
+  __device__ void promote(State const& state,
                           int k_tile,
                           int atom,
                           int block_m,
                           int block_n,
-                          bool release,
+                          bool last,
                           Promotion& promotion,
                           float (&partial)[kTogether][kValues],
                           float* sums) const {
@@ -200,47 +217,41 @@ struct MainloopMma {
     cute::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-      multiply(stage, atom + i, block_m, block_n, cute::SM90::GMMA::ScaleOut::Zero, partial[i]);
+      multiply(state.stage, atom + i, block_m, block_n, cute::SM90::GMMA::ScaleOut::Zero, partial[i]);
     }
     cute::warpgroup_commit_batch();
     decltype(promotion.template prepare<kValues>(0, 0, 0, 0, 0)) factors[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       int const k_block = k_tile * T::kAtomsK + atom + i;
-      factors[i] = promotion.template prepare<kValues>(stage, atom + i, k_block, block_m, column);
+      factors[i] = promotion.template prepare<kValues>(state.scale_slot, atom + i, k_block, block_m, column);
     }
     cute::warpgroup_wait<0>();
     fence(partial);
-    if (release) {
-      release_read(stage);
+    if (last) {
+      ring.release(state.stage);
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-      promotion.add(factors[i], stage, atom + i, 0, block_m, column, partial[i], sums);
+      promotion.add(factors[i], state.scale_slot, atom + i, 0, block_m, column, partial[i], sums);
     }
-  }
-
-  /// Releases a stage of which lanes may have read scales.
-  __device__ void release_read(int stage) const {
-    if constexpr (T::kScaleWarp) {
-      __syncwarp();
-    }
-    ring.release(stage);
   }
 
   /// One 64 x kInstructionN block over one atom of K, in which the weights' scale changes: a sum for each side of the
   /// change, from weights that are zero on the other.
   template <class Promotion>
-  __device__ void promote_parts(int stage,
+  __device__ void promote_parts(State const& state,
                                 int atom,
                                 int block_m,
                                 int block_n,
+                                bool last,
                                 Promotion& promotion,
                                 float (&partial)[kValues],
                                 float* sums) const {
     int const row = (warp_group * T::kBlocksM + block_m) * T::kBlockM;
-    MaskedOperand const weights(ring.weights[stage][atom] + row * kAtomBytes);
-    std::uint64_t const tokens = descriptor(ring.tokens[stage][atom] + block_n * kInstructionN * kAtomBytes);
+    MaskedOperand const weights(ring.weights[state.stage][atom] + row * kAtomBytes);
+    std::uint64_t const tokens =
+        descriptor(ring.tokens[state.stage][atom] + block_n * kInstructionN * kAtomBytes);
 #pragma unroll
     for (int part = 0; part < T::kPartsK; ++part) {
       MaskedOperand::Registers operand;
@@ -258,8 +269,11 @@ struct MainloopMma {
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<0>();
       fence(partial);
-      auto const none = promotion.template prepare<kValues>(stage, atom, 0, block_m, 0);
-      promotion.add(none, stage, atom, part, block_m, block_n * kInstructionN, partial, sums);
+      if (last && part == T::kPartsK - 1) {
+        ring.release(state.stage);
+      }
+      auto const none = promotion.template prepare<kValues>(state.scale_slot, atom, 0, block_m, 0);
+      promotion.add(none, state.scale_slot, atom, part, block_m, block_n * kInstructionN, partial, sums);
     }
   }
 

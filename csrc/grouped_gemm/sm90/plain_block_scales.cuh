@@ -11,7 +11,6 @@ namespace moe_ext::grouped_gemm {
 template <class ConfigTag>
 struct PlainBlockPromotion {
   using T = Traits<ConfigTag>;
-  static constexpr bool kReadsStage = false;
   static constexpr int kRows = 2 * T::kBlocksM;
   static constexpr int kColumns = T::kConfig.tile_weights / kScaleBlock;
   static_assert(T::kSwapped || T::kConfig.tile_weights % kScaleBlock == 0, "columns are whole scale blocks");

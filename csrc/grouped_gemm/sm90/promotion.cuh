@@ -5,14 +5,11 @@ namespace moe_ext::grouped_gemm {
 
 /// What the main loop asks of a promotion, and the one without scales, which come after the main loop:
 ///
-/// kReadsStage: whether `add` reads shared memory of the stage, which is then released after it.
-/// prepare<kValues>(stage, atom, k_block, block_m, column): called while the tensor core works; what it returns goes
-/// to `add`.
-/// add(prepared, stage, atom, part, block_m, column, partial, sums): adds `partial`, the products over one part of an
-/// atom of K of block `block_m` and the columns from `column` on, to `sums`.
+/// prepare<kValues>(scale_slot, atom, k_block, block_m, column): called while the tensor core works; what it returns
+/// goes to `add`.
+/// add(prepared, scale_slot, atom, part, block_m, column, partial, sums): adds `partial`, the products over one part of
+/// an atom of K of block `block_m` and the columns from `column` on, to `sums`.
 struct UnscaledPromotion {
-  static constexpr bool kReadsStage = false;
-
   struct Factors {};
 
   template <int kValues>

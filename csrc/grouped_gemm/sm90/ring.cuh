@@ -7,17 +7,19 @@
 
 namespace moe_ext::grouped_gemm {
 
-/// Position in the ring: which stage, and the parity of its barriers on this lap.
+/// Position in the ring: which stage, the parity of its barriers on this lap, and where the step's scales lie.
 template <int kStages>
 struct RingState {
   int stage = 0;
   unsigned phase = 0;
+  int scale_slot = 0;  // of kStages + 1
 
   __device__ void advance() {
     if (++stage == kStages) {
       stage = 0;
       phase ^= 1;
     }
+    scale_slot = scale_slot == kStages ? 0 : scale_slot + 1;
   }
 };
 
@@ -29,7 +31,10 @@ struct StageInfo {
 
 /// full[s]: 1 arrival (the CTA's own load warp) plus the bytes of both operands, with block scales also one arrival
 /// per lane of the scale warp; waited on by the mma warps.
-/// empty[s]: one arrival per mma warp; waited on by the load warp.
+/// empty[s]: one arrival per mma warp, once it has multiplied; waited on by the load warp and the scale warp.
+///
+/// Scales are read after that, when sums are promoted, so they have one slot more than there are stages: the next step
+/// to use a stage puts its scales where those of the step before this one were, which every warp has used by then.
 template <class ConfigTag>
 struct Ring {
   using T = Traits<ConfigTag>;
@@ -37,7 +42,7 @@ struct Ring {
   static constexpr int kStages = kConfig.stages;
   static constexpr int kWeightsBytes = kConfig.tile_weights * kAtomBytes;  // of one atom of K
   static constexpr int kTokensBytes = kConfig.tile_tokens * kAtomBytes;
-  static constexpr int kFullArrivals = 1 + (T::kScaleWarp ? 32 : 0);
+  static constexpr int kFullArrivals = 1 + (T::kScalesInRing ? 32 : 0);
   static constexpr int kEmptyArrivals = T::kMmaThreads / 32;
 
   alignas(1024) unsigned char weights[kStages][T::kAtomsK][kWeightsBytes];  // (tile_weights, 128 B) swizzled
@@ -48,7 +53,7 @@ struct Ring {
   static constexpr int kWeightBlocks = kConfig.tile_weights / kScaleBlock + 3;
   struct NoScales {};
   template <int kCount>
-  using Scales = std::conditional_t<T::kScaleWarp, float[kStages][T::kAtomsK][kCount], NoScales>;
+  using Scales = std::conditional_t<T::kScalesInRing, float[kStages + 1][T::kAtomsK][kCount], NoScales>;
   alignas(8) [[no_unique_address]] Scales<kConfig.tile_tokens> token_scales;
   [[no_unique_address]] Scales<T::kPartsK * kWeightBlocks> weight_scales;
   cutlass::arch::ClusterTransactionBarrier full[kStages];

@@ -4,11 +4,9 @@
 #include <cstdint>
 
 #include "grouped_gemm/params.hpp"
-#include "grouped_gemm/tiling.hpp"
+#include "grouped_gemm/sm90/traits.cuh"
 
 namespace moe_ext::grouped_gemm {
-
-inline constexpr unsigned kFullWarp = 0xffffffffu;
 
 /// Hands out tiles `first_step`, `first_step + stride`, ... of the whole problem in group order. All 32 lanes
 /// of one warp call every method together. Each lane holds a few neighbouring groups of the current chunk, so
@@ -23,6 +21,11 @@ class TileScheduler {
         stride_(stride),
         lane_(threadIdx.x % 32) {
     load_chunk();
+  }
+
+  /// Whether no group near the last tile's has a second token tile, which would read the same weights again.
+  __device__ bool weights_read_once() const {
+    return weights_read_once_;
   }
 
   /// The next tile of this CTA; `group` is -1 when there is none.
@@ -74,12 +77,16 @@ class TileScheduler {
     begin_ = lane_ == 0 ? before : neighbour;
 
     unsigned lane_steps = 0;
+    bool again = false;
 #pragma unroll
     for (int i = 0; i < kGroupsPerLane; ++i) {
       RowRange const rows = rows_of(groups_, group + i, i == 0 ? begin_ : ends_[i - 1], ends_[i]);
-      steps_[i] = count_group_steps(split_tokens<ConfigTag>(rows.end - rows.begin).count, weight_tiles_);
+      int const token_tiles = split_tokens<ConfigTag>(rows.end - rows.begin).count;
+      again = again || token_tiles > 1;
+      steps_[i] = count_group_steps(token_tiles, weight_tiles_);
       lane_steps += steps_[i];
     }
+    weights_read_once_ = !__any_sync(kFullWarp, again);
     lane_end_ = lane_steps;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -95,6 +102,7 @@ class TileScheduler {
   unsigned step_;  // relative to the current chunk of groups
   unsigned stride_;
   int lane_;
+  bool weights_read_once_;
   int first_group_ = 0;
   unsigned chunk_steps_ = 0;
   unsigned lane_begin_ = 0;  // steps of the chunk before this lane's groups

@@ -10,6 +10,8 @@
 
 namespace moe_ext::grouped_gemm {
 
+inline constexpr unsigned kFullWarp = 0xffffffffu;
+
 /// First of the two rows of a 64-row block that `thread` of a warp group holds accumulators of; the other is 8 below.
 __device__ inline int accumulator_row(int thread) {
   return thread / 32 * 16 + thread % 32 / 4;
@@ -29,7 +31,7 @@ struct Traits {
   static constexpr bool kShifted = kConfig.accumulate == Accumulate::Shifted;
   static constexpr bool kBlockScaled = is_block_scaled(kConfig.accumulate);
   /// Swap-AB: token scales run along N, too many for registers; a warp of its own brings them through the ring.
-  static constexpr bool kScaleWarp = kBlockScaled && kSwapped;
+  static constexpr bool kScalesInRing = kBlockScaled && kSwapped;
   /// In plain order a thread needs few, and reads them itself.
   static constexpr bool kScalesAhead = kBlockScaled && !kSwapped;
   static constexpr bool kPromoted = kBlockScaled || kConfig.accumulate == Accumulate::Promoted;
@@ -51,7 +53,7 @@ struct Traits {
   static constexpr bool kTight =
       kConfig.mma_warp_groups == 3 || (kConfig.mma_warp_groups == 1 && kBlocksM * kMaxTileN >= 256);
   static constexpr int kLoadRegisters =
-      kScaleWarp ? (kConfig.ctas_per_sm > 1 && kConfig.mma_warp_groups > 1 ? 64 : 72) : (kTight ? 32 : 40);
+      kScalesInRing ? (kConfig.ctas_per_sm > 1 && kConfig.mma_warp_groups > 1 ? 64 : 72) : (kTight ? 32 : 40);
   static constexpr int kMmaRegistersFit =
       (kLaunchRegisters * kThreads - kLoadRegisters * 128) / kMmaThreads / 8 * 8;
   static constexpr int kMmaRegisters = kMmaRegistersFit < 240 ? kMmaRegistersFit : 240;
