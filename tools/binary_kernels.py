@@ -15,6 +15,9 @@ PDL = ("ACQBULK", "PREEXIT")
 WATCHED = re.compile(
     r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(HGMMA|QGMMA|LDL|STL|ACQBULK|PREEXIT)\b"
 )
+# Registers are in two banks by parity; an addition of two from one bank takes a cycle more.
+ADDITION = re.compile(r"\bFADD R\d+, R(\d+), R(\d+) ;")
+MAX_CLASHES = 0.1
 FUNCTION = re.compile(r"^\s*Function : (\S+)")
 
 
@@ -36,7 +39,7 @@ def config_of(function: str) -> str | None:
 
 
 def count_instructions(library: Path) -> dict[str, Counter[str]]:
-    """Tensor-core and local-memory instructions of every row's kernels."""
+    """Tensor-core and local-memory instructions of every row's kernels, FADDs and their clashes."""
     cuobjdump, nvdisasm = find_cuda_tool("cuobjdump"), find_cuda_tool("nvdisasm")
     env = {**os.environ, "PATH": f"{Path(nvdisasm).parent}:{os.environ['PATH']}"}
     counts: dict[str, Counter[str]] = {}
@@ -51,6 +54,9 @@ def count_instructions(library: Path) -> dict[str, Counter[str]]:
                     counts.setdefault(config, Counter())
             elif config is not None and (instruction := WATCHED.match(line)):
                 counts[config][instruction[1]] += 1
+            elif config is not None and (addition := ADDITION.search(line)):
+                counts[config]["FADD"] += 1
+                counts[config]["clash"] += int(addition[1]) % 2 == int(addition[2]) % 2
     if process.returncode != 0:
         raise SystemExit(f"check_binary: {cuobjdump} failed with {process.returncode}")
     return counts
@@ -79,6 +85,11 @@ def find_problems(library: Path, dtype_of_config: dict[str, str]) -> list[str]:
         if count["LDL"] or count["STL"]:
             problems.append(
                 f"{config} uses local memory: {count['LDL']} loads, {count['STL']} stores"
+            )
+        # Promotion adds 64 or more sums a step, beside WGMMA (docs/notes/promotion.md).
+        if count["FADD"] >= 64 and count["clash"] > MAX_CLASHES * count["FADD"]:
+            problems.append(
+                f"{config} adds registers of one bank in {count['clash']} of {count['FADD']} FADDs"
             )
     return problems
 

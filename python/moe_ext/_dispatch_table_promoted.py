@@ -229,8 +229,26 @@ PROMOTED_ROWS: tuple[Row, ...] = (
             {"min_n": 1000, "max_n": 2100, "min_k": 400, "max_k": 2100},
         ),
         (
+            "plain_fp8p_w256_t128",
+            "1.04x the best pair's time: deepseek-v3-tp8, T=8192; by channel 902 us, w192_t128 991",
+            _PAIRS,
+            {"max_n": 600, "min_k": 5000},
+        ),
+        (
+            "plain_fp8p_w256_t128",
+            "1.04x the best pair's time: deepseek-v3-tp8, T=8192; by channel 902 us, w192_t128 991",
+            _PAIRS,
+            {"min_n": 5000, "max_k": 300},
+        ),
+        (
+            "swap_fp8p_w256_t128",
+            "1.00x the best pair's time: qwen3.5-397b, T=8192",
+            _PAIRS,
+            {"max_rows_per_group": 200},
+        ),
+        (
             "swap_fp8p_w192_t128",
-            "1.00x the best pair's time over 14 pairs, worst 1.02x (deepseek-v3-tp8, T=8192)",
+            "1.00x the best pair's time over 12 pairs, worst 1.00x (qwen3-30b-tp4, T=8192)",
             _PAIRS,
             {"max_rows_per_group": 700},
         ),

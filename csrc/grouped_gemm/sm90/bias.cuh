@@ -14,8 +14,8 @@ __device__ inline float read_bias(Bias const& bias, int group, int weight) {
                                       : __bfloat162float(static_cast<__nv_bfloat16 const*>(bias.data)[index]);
 }
 
-/// Multiplies a thread's sums by their rows' factors and adds the bias of their channels. Read only here: registers held
-/// over the main loop would cost every kernel, the latency only calls with a bias.
+/// Multiplies a thread's sums by their rows' factors and adds the bias of their channels. Read only here: registers
+/// held over the main loop would cost every kernel, the latency only calls with a bias.
 template <class ConfigTag>
 __device__ void add_bias(Bias const& bias,
                          Tile const& tile,
