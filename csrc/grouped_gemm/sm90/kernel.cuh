@@ -276,7 +276,7 @@ struct Kernel {
       UnscaledPromotion promotion;
       multiply_tile(ring, state, tile, params.k_tiles, warp_group, acc, promotion);
       if (reduce(split, acc, tile)) {
-        finish_tile(params, epilogue, acc, tile, scales.apply(acc, tile, epilogue));
+        finish_tile(params, epilogue, acc, tile, scales.apply(acc, epilogue));
       }
     }
   }

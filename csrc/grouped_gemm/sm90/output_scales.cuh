@@ -75,7 +75,6 @@ struct OutputScales {
   /// on its way. With a wide N side none are left: there ptxas would put sums and partial sums into the same register
   /// banks (plain promoted order, mixtral gate/up at T = 8192: 1322 in place of 1350 TFLOP/s).
   __device__ RowFactors<ConfigTag> apply(Accumulators<ConfigTag>& acc,
-                                         Tile const& tile,
                                          Epilogue<ConfigTag> const& epilogue) const {
     auto const one = RowFactors<ConfigTag>::all(1.f);
     if (!vary) {
@@ -83,7 +82,7 @@ struct OutputScales {
     }
     int const first = accumulator_column(epilogue.thread);
     if constexpr (kSharers == 32) {
-      multiply(acc, tile, one, [&](int column) {
+      multiply(acc, one, [&](int column) {
         int const lane = column % 32 + first;
         return float2{__shfl_sync(kFullWarp, n[column / 32], lane),
                       __shfl_sync(kFullWarp, n[column / 32], lane + 1)};
@@ -91,7 +90,7 @@ struct OutputScales {
       return rows;
     } else {
       float const* const table = epilogue.share(n) + first;
-      multiply(acc, tile, rows, [&](int column) { return *reinterpret_cast<float2 const*>(table + column); });
+      multiply(acc, rows, [&](int column) { return *reinterpret_cast<float2 const*>(table + column); });
       return one;
     }
   }
@@ -100,14 +99,10 @@ struct OutputScales {
   /// `columns(column)`: the scales of the thread's two columns from `column`, a multiple of 8, on.
   template <class Columns>
   __device__ static void multiply(Accumulators<ConfigTag>& acc,
-                                  Tile const& tile,
                                   RowFactors<ConfigTag> const& row_factors,
                                   Columns const& columns) {
 #pragma unroll
     for (int column = 0; column < T::kMaxTileN; column += 8) {
-      if (T::kSwapped && column >= tile.token_width) {
-        break;
-      }
       float2 const scale = columns(column);
 #pragma unroll
       for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
