@@ -102,9 +102,19 @@ def test_every_kernel_is_chosen_somewhere_or_kept_on_purpose():
 
 def test_first_matching_row_wins_and_other_problems_go_to_the_cost_model():
     configs = matching_configs("fp8", "promoted")
+    limits = {"max_rows_per_group": 2, "max_num_rows": 100, "min_weight_tiles": 8}
     rows = (
-        Row("fp8", "promoted", configs[-1].id, "first", max_rows_per_group=2, max_num_rows=100),
-        Row("fp8", "promoted", configs[0].id, "second", max_rows_per_group=8, min_n=64, max_k=512),
+        Row("fp8", "promoted", configs[-1].id, "first", **limits),
+        Row(
+            "fp8",
+            "promoted",
+            configs[0].id,
+            "second",
+            max_rows_per_group=8,
+            min_n=64,
+            max_k=512,
+            min_weight_tiles=8,
+        ),
     )
 
     def reason(num_rows, num_groups=8, n=64, k=256, sm_count=132):
@@ -119,8 +129,17 @@ def test_first_matching_row_wins_and_other_problems_go_to_the_cost_model():
         reason(64, n=56),
         reason(64, k=528),
         reason(16, sm_count=78),
+        reason(14, num_groups=7),
     ):
         assert unmatched.source == "cost model"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind[1] != "shifted"], ids="-".join)
+def test_few_weights_are_not_given_to_a_few_wide_tiles(kind):
+    """One expert of DeepSeek-V3 a GPU: 4096 rows of weights are 16 tiles of 256, 64 of 64."""
+    decision = choose(kind, 64, (1, 4096, 7168))
+    assert decision.source == "cost model"
+    assert 4096 // decision.config.tile_weights * decision.config.split_k >= 32
 
 
 def test_cost_model_follows_the_weights_at_few_rows_and_the_products_at_many():

@@ -117,6 +117,11 @@ def test_scales_per_block_have_kernels_of_their_own(n_segments, orders):
         ({"scale_b_offset": (0, 8)}, "`scale_b_offset` must be .* 0 without, got"),
         ({"scale_b_offset": (128, 0), "block_scales": True}, "each 0 to 127 with"),
         ({"scale_b_offset": (1,), "block_scales": True}, "`scale_b_offset` must be"),
+        ({"scale_b_offset": (0.5, 0), "block_scales": True}, "`scale_b_offset` must be"),
+        ({"scale_b_offset": 5, "block_scales": True}, "`scale_b_offset` must be a sequence"),
+        ({"n_segments": 2.0, "block_scales": True}, "`n_segments` must be 1, or 2"),
+        ({"offs": 3}, "`offs` must be a sequence"),
+        ({"dtype": [1]}, "`dtype` must be"),
         ({"n": 7}, "`n` must be a multiple of 8, or of 4 for float32 results, got 7"),
     ],
 )

@@ -11,7 +11,9 @@ class Row(NamedTuple):
 
     `rows_per_group` is num_rows / num_groups, an average: the host knows no more than that.
     `touched_tiles` counts the 64-row weight tiles that the rows can touch at most: how many CTAs
-    can be busy when each row has a group of its own.
+    can be busy when each row has a group of its own. `weight_tiles` counts those of all groups:
+    the layers that were measured have 512 and more. With far fewer, as one expert a GPU has, a
+    wide tile would leave most SMs idle, and no row is for that.
     """
 
     dtype: str
@@ -21,6 +23,7 @@ class Row(NamedTuple):
     max_rows_per_group: float = math.inf
     max_num_rows: float = math.inf
     max_touched_tiles: float = math.inf
+    min_weight_tiles: int = 400
     min_n: int = 0
     max_n: float = math.inf
     min_k: int = 0
@@ -29,10 +32,12 @@ class Row(NamedTuple):
 
     def matches(self, num_rows: int, num_groups: int, n: int, k: int, sm_count: int) -> bool:
         """Whether a problem lies within the row's limits."""
+        tiles = (n + 63) // 64
         return (
             num_rows <= self.max_rows_per_group * num_groups
             and num_rows <= self.max_num_rows
-            and min(num_rows, num_groups) * ((n + 63) // 64) <= self.max_touched_tiles
+            and min(num_rows, num_groups) * tiles <= self.max_touched_tiles
+            and num_groups * tiles >= self.min_weight_tiles
             and self.min_n <= n <= self.max_n
             and self.min_k <= k <= self.max_k
             and sm_count == self.sm_count

@@ -124,7 +124,8 @@ def explain(
         n: columns of the result.
         k: summed dimension.
         accumulate: "promoted" or "fast"; bf16 always accumulates in fp32.
-        block_scales: fp8 with a scale per 128 of k, which kernels of their own take.
+        block_scales: fp8 with a scale per 128 of k, which kernels of their own take. (The op sees a
+            `b` of a single block as one with a scale per group, and runs other kernels.)
         n_segments: 2 where gate and up have block grids of their own; with `block_scales`.
         scale_b_offset: (n0, k0) where blocks begin inside a shard; with `block_scales`.
         offs: end row of each group, host numbers. None spreads the rows evenly. They change the
@@ -146,7 +147,7 @@ def explain(
         (128, 128)
     """
     name = _DTYPE_NAMES.get(dtype) if isinstance(dtype, torch.dtype) else dtype
-    if name not in ITEM_BYTES:
+    if not isinstance(name, str) or name not in ITEM_BYTES:
         raise ValueError(
             f'explain: `dtype` must be bfloat16 ("bf16") or float8_e4m3fn ("fp8"), got {dtype}'
         )
@@ -161,13 +162,14 @@ def explain(
             f'explain: `block_scales` must be False for bf16 operands or accumulate="fast", got '
             f"True for {name} operands and accumulate={accumulate!r}"
         )
-    if n_segments not in ((1, 2) if block_scales else (1,)):
+    if not isinstance(n_segments, int) or n_segments not in ((1, 2) if block_scales else (1,)):
         raise ValueError(
-            f"explain: `n_segments` must be 1, or 2 with `block_scales`, got {n_segments}"
+            f"explain: `n_segments` must be 1, or 2 with `block_scales`, got {n_segments!r}"
         )
-    offset = tuple(scale_b_offset)
-    if len(offset) != 2 or any(
-        not 0 <= start < (SCALE_BLOCK if block_scales else 1) for start in offset
+    offset = _sequence("scale_b_offset", scale_b_offset)
+    if len(offset) != 2 or not all(
+        isinstance(start, int) and 0 <= start < (SCALE_BLOCK if block_scales else 1)
+        for start in offset
     ):
         raise ValueError(
             f"explain: `scale_b_offset` must be (n0, k0), each 0 to {SCALE_BLOCK - 1} with "
@@ -180,7 +182,9 @@ def explain(
     if offs is None:
         ends = _even_offs(num_rows, num_groups)
     else:
-        ends = [_whole(f"offs[{i}]", end, 0, _MOST) for i, end in enumerate(offs)]
+        ends = [
+            _whole(f"offs[{i}]", end, 0, _MOST) for i, end in enumerate(_sequence("offs", offs))
+        ]
     if len(ends) != num_groups:
         raise ValueError(f"explain: `offs` must have {num_groups} entries, got {len(ends)}")
     rows = [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -242,6 +246,16 @@ def _whole(argument: str, value: object, least: int, most: int) -> int:
             f"explain: `{argument}` must be a whole number from {least} to {most}, got {value!r}"
         )
     return number
+
+
+def _sequence(argument: str, value: object) -> tuple[int, ...]:
+    """Return `value` as a tuple; raise a ValueError unless it is a sequence."""
+    try:
+        return tuple(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(
+            f"explain: `{argument}` must be a sequence of whole numbers, got {value!r}"
+        ) from None
 
 
 def _even_offs(num_rows: int, num_groups: int) -> list[int]:
