@@ -227,9 +227,10 @@ def _stride_message(op: str, argument: str, tensor: Tensor, row_elems: int, item
 
 
 def _pointer_message(op: str, argument: str, tensor: Tensor) -> str:
+    hint = "" if argument == "out" else "; moe_ext.pad_rows makes such a copy"
     return (
         f"{op}: `{argument}` must begin at a multiple of {_ALIGNMENT_BYTES} bytes, "
-        f"got an address {tensor.data_ptr() % _ALIGNMENT_BYTES} bytes past one"
+        f"got an address {tensor.data_ptr() % _ALIGNMENT_BYTES} bytes past one{hint}"
     )
 
 
