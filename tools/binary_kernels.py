@@ -15,7 +15,7 @@ PDL = ("ACQBULK", "PREEXIT")
 WATCHED = re.compile(
     r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(HGMMA|QGMMA|LDL|STL|ACQBULK|PREEXIT)\b"
 )
-# Registers are in two banks by parity; an addition of two from one bank takes a cycle more.
+# Registers are in two banks by parity; additions of two from one bank slow promotion down.
 ADDITION = re.compile(r"\bFADD R\d+, R(\d+), R(\d+) ;")
 MAX_CLASHES = 0.1
 FUNCTION = re.compile(r"^\s*Function : (\S+)")
