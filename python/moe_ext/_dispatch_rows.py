@@ -5,6 +5,15 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from moe_ext._math import ceil_div
+
+# Where measurements are. Single GEMMs of twelve layers; large tiles at T = 256 to 8192; and pairs
+# of GEMMs, one kernel for both unless a row says otherwise: two different kernels in a row cost up
+# to 9 us (docs/notes/cold-code.md).
+SINGLES = "bench/results/tuning-2026-11-29.jsonl"
+PREFILL = "bench/results/tuning-prefill-2026-11-29.jsonl"
+PAIRS = "bench/results/probes/pairs-2026-11-30.jsonl"
+
 
 class Row(NamedTuple):
     """A choice for the problems within all of its limits; a limit not given does not limit.
@@ -32,7 +41,7 @@ class Row(NamedTuple):
 
     def matches(self, num_rows: int, num_groups: int, n: int, k: int, sm_count: int) -> bool:
         """Whether a problem lies within the row's limits."""
-        tiles = (n + 63) // 64
+        tiles = ceil_div(n, 64)
         return (
             num_rows <= self.max_rows_per_group * num_groups
             and num_rows <= self.max_num_rows

@@ -7,13 +7,10 @@ purpose. Each row says what it was measured with; where no row matches, the cost
 
 from __future__ import annotations
 
-from moe_ext._dispatch_rows import Row, rows_of
+from moe_ext._dispatch_rows import PREFILL, SINGLES, Row, rows_of
 from moe_ext._dispatch_table_bf16 import BF16_ROWS
 from moe_ext._dispatch_table_block import BLOCK_ROWS
 from moe_ext._dispatch_table_promoted import PROMOTED_ROWS
-
-_TUNING = "bench/results/tuning-2026-11-29.jsonl"
-_PREFILL = "bench/results/tuning-prefill-2026-11-29.jsonl"
 
 TABLE: tuple[Row, ...] = (
     *BF16_ROWS,
@@ -24,67 +21,67 @@ TABLE: tuple[Row, ...] = (
         (
             "swap_fp8f_w64_t32",
             "1.01x the best kernel's time over 25 cells, worst 1.06x",
-            _TUNING,
+            SINGLES,
             {"max_rows_per_group": 0.3, "max_touched_tiles": 800, "min_k": 512},
         ),
         (
             "swap_fp8f_w64_t32",
             "1.00x the best kernel's time over 2 cells, worst 1.00x",
-            _TUNING,
+            SINGLES,
             {"max_rows_per_group": 1.1, "max_n": 384, "min_k": 1024},
         ),
         (
             "swap_fp8f_w128_t64",
             "1.01x the best kernel's time over 91 cells, worst 1.06x",
-            _TUNING,
+            SINGLES,
             {"max_rows_per_group": 24},
         ),
         (
             "swap_fp8f_w128_t128_pair",
             "1.02x the best kernel's time over 28 cells, worst 1.11x",
-            _TUNING,
+            SINGLES,
             {"max_rows_per_group": 100, "max_n": 384},
         ),
         (
             "swap_fp8f_w256_t128",
             "1.01x the best kernel's time over 10 cells, worst 1.04x",
-            _PREFILL,
+            PREFILL,
             {"max_rows_per_group": 100, "min_k": 700},
         ),
         (
             "swap_fp8f_w128_t128_pair",
             "1.02x the best kernel's time over 28 cells, worst 1.11x",
-            _TUNING,
+            SINGLES,
             {"max_rows_per_group": 100},
         ),
         (
             "plain_fp8f_w256_t128",
             "1.00x the best kernel's time over 6 cells, worst 1.00x",
-            _TUNING,
+            SINGLES,
             {"max_k": 600},
         ),
         (
             "swap_fp8f_w128_t128_pair",
             "1.05x the best kernel's time over 4 cells, worst 1.11x",
-            _TUNING,
+            SINGLES,
             {"max_n": 384},
         ),
         (
             "swap_fp8f_w192_t128",
             "1.03x the best kernel's time over 7 cells, worst 1.08x",
-            _PREFILL,
+            PREFILL,
             {"max_num_rows": 4096, "max_n": 4096},
         ),
         (
             "swap_fp8f_w256_t128",
             "1.02x the best kernel's time over 14 cells, worst 1.11x",
-            _TUNING,
+            SINGLES,
             {"max_rows_per_group": 600, "max_num_rows": 16384},
         ),
         (
             "plain_fp8f_w256_t128",
             "1.00x the best kernel's time over 18 cells, worst 1.01x",
-            _TUNING,
+            SINGLES,
             {},
         ),
     ),

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from moe_ext._dispatch_rows import Row, rows_of
-
-# Pairs of GEMMs, one kernel for both unless it says otherwise: two different kernels in a row
-# cost up to 9 us (docs/notes/cold-code.md).
-_PAIRS = "bench/results/probes/pairs-2026-11-30.jsonl"
-_SINGLES = "bench/results/tuning-2026-11-29.jsonl"
-_PREFILL = "bench/results/tuning-prefill-2026-11-29.jsonl"
+from moe_ext._dispatch_rows import PAIRS, PREFILL, SINGLES, Row, rows_of
 
 BF16_ROWS: tuple[Row, ...] = (
     *rows_of(
@@ -17,151 +11,151 @@ BF16_ROWS: tuple[Row, ...] = (
         (
             "swap_bf16_w64_t16_split2",
             "1.00x the best pair's time over 3 pairs, worst 1.01x (deepseek-v3-tp8, T=1)",
-            _PAIRS,
+            PAIRS,
             {"max_num_rows": 16, "max_touched_tiles": 80, "min_k": 1024},
         ),
         (
             "swap_bf16_w128_t16",
             "1.01x the best pair's time over 2 pairs, worst 1.01x (deepseek-v3-tp8, T=1)",
-            _PAIRS,
+            PAIRS,
             {"max_num_rows": 12, "min_n": 4000, "max_k": 300},
         ),
         (
             "swap_bf16_w128_t16",
             "1.00x the best pair's time: qwen3-30b-tp4, T=1",
-            _PAIRS,
+            PAIRS,
             {"max_num_rows": 12, "max_k": 200},
         ),
         (
             "swap_bf16_w64_t16_deep",
             "1.00x the best pair's time over 3 pairs, worst 1.01x (mixtral-tp4, T=1)",
-            _PAIRS,
+            PAIRS,
             {"max_num_rows": 4},
         ),
         (
             "swap_bf16_w64_t32",
             "1.00x the best pair's time over 2 pairs, worst 1.00x (qwen3-next, T=1)",
-            _PAIRS,
+            PAIRS,
             {"max_num_rows": 12, "max_n": 2100, "max_k": 2100},
         ),
         (
             "swap_bf16_w64_t32_trio",
             "1.00x the best pair's time: qwen3.5-397b, T=1",
-            _PAIRS,
+            PAIRS,
             {"max_num_rows": 12, "max_rows_per_group": 0.05},
         ),
         (
             "swap_bf16_w128_t16",
             "1.00x the best pair's time over 3 pairs, worst 1.00x (glm-4.5-air, T=1)",
-            _PAIRS,
+            PAIRS,
             {"max_num_rows": 12, "max_rows_per_group": 0.4},
         ),
         (
             "swap_bf16_w64_t32_trio",
             "1.01x the best pair's time over 12 pairs, worst 1.02x (qwen3-235b, T=4)",
-            _PAIRS,
+            PAIRS,
             {"max_num_rows": 48, "max_rows_per_group": 1.2},
         ),
         (
             "swap_bf16_w128_t16",
             "1.00x the best pair's time over 12 pairs, worst 1.01x (deepseek-v3-tp8, T=16)",
-            _PAIRS,
+            PAIRS,
             {"max_num_rows": 200, "max_rows_per_group": 6},
         ),
         (
             "swap_bf16_w64_t32_trio",
             "1.00x the best pair's time over 4 pairs, worst 1.01x (glm-4.5-air-tp8, T=128)",
-            _PAIRS,
+            PAIRS,
             {"max_rows_per_group": 8.5, "max_n": 400},
         ),
         (
             "swap_bf16_w64_t32_trio",
             "1.00x the best pair's time over 4 pairs, worst 1.01x (glm-4.5-air-tp8, T=128)",
-            _PAIRS,
+            PAIRS,
             {"max_rows_per_group": 8.5, "max_k": 200},
         ),
         (
             "swap_bf16_w128_t16",
             "1.00x the best kernel's time over 58 cells, worst 1.03x",
-            _SINGLES,
+            SINGLES,
             {"max_rows_per_group": 6},
         ),
         (
             "swap_bf16_w128_t64",
             "1.00x the best kernel's time over 24 cells, worst 1.02x",
-            _SINGLES,
+            SINGLES,
             {"max_rows_per_group": 24},
         ),
         (
             "swap_bf16_w128_t128_pair",
             "1.01x the best kernel's time over 28 cells, worst 1.04x",
-            _SINGLES,
+            SINGLES,
             {"max_rows_per_group": 100, "max_n": 400},
         ),
         (
             "swap_bf16_w128_t128_pair",
             "1.01x the best kernel's time over 28 cells, worst 1.04x",
-            _SINGLES,
+            SINGLES,
             {"max_rows_per_group": 100, "max_k": 200},
         ),
         (
             "swap_bf16_w128_t128",
             "1.00x the best pair's time over 4 pairs, worst 1.00x (qwen3-next, T=4096)",
-            _PAIRS,
+            PAIRS,
             {"max_rows_per_group": 100, "max_n": 1100},
         ),
         (
             "swap_bf16_w128_t128",
             "1.00x the best pair's time over 4 pairs, worst 1.00x (qwen3-next, T=4096)",
-            _PAIRS,
+            PAIRS,
             {"max_rows_per_group": 100, "max_k": 600},
         ),
         (
             "swap_bf16_w192_t128",
             "1.00x the best pair's time over 2 pairs, worst 1.00x (gpt-oss-120b, T=2048)",
-            _PAIRS,
+            PAIRS,
             {"max_rows_per_group": 100, "min_k": 2500, "max_k": 3000},
         ),
         (
             "swap_bf16_w256_t128",
             "1.01x the best kernel's time over 10 cells, worst 1.04x",
-            _PREFILL,
+            PREFILL,
             {"max_rows_per_group": 100},
         ),
         (
             "swap_bf16_w192_t128",
             "1.00x the best pair's time over 3 pairs, worst 1.00x (mixtral-tp4, T=512)",
-            _PAIRS,
+            PAIRS,
             {"max_rows_per_group": 140, "max_num_rows": 4100},
         ),
         (
             "swap_bf16_w192_t128",
             "1.00x the best pair's time over 2 pairs, worst 1.00x (mixtral-tp4, T=1024)",
-            _PAIRS,
+            PAIRS,
             {"max_rows_per_group": 300, "max_num_rows": 2100},
         ),
         (
             "swap_bf16_w192_t128",
             "1.00x the best pair's time over 4 pairs, worst 1.00x (qwen3-30b-tp4, T=4096)",
-            _PAIRS,
+            PAIRS,
             {"max_rows_per_group": 700, "max_n": 400},
         ),
         (
             "swap_bf16_w192_t128",
             "1.00x the best pair's time over 4 pairs, worst 1.00x (qwen3-30b-tp4, T=4096)",
-            _PAIRS,
+            PAIRS,
             {"max_rows_per_group": 700, "max_k": 200},
         ),
         (
             "swap_bf16_w256_t128",
             "1.01x the best pair's time over 12 pairs, worst 1.03x (gpt-oss-120b, T=4096)",
-            _PAIRS,
+            PAIRS,
             {"max_rows_per_group": 700},
         ),
         (
             "plain_bf16_w256_t128",
             "1.00x the best pair's time over 3 pairs, worst 1.00x (mixtral-tp4, T=4096)",
-            _PAIRS,
+            PAIRS,
             {},
         ),
     ),
