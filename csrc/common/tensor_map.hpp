@@ -14,11 +14,23 @@ struct TensorMapDim {
   std::uint32_t box;           // elements loaded at a time
 };
 
-/// A descriptor for loads in the 128-byte swizzle with zeros outside the tensor.
-template <int kRank>
-CUtensorMap make_tensor_map(CUtensorMapDataType type, void const* base, TensorMapDim const (&dims)[kRank]);
+/// How a box lies in shared memory: 16-byte pieces of a 128-byte row permuted by the row's number, or as in memory.
+enum class Swizzle { Bytes128, None };
 
-extern template CUtensorMap make_tensor_map<2>(CUtensorMapDataType, void const*, TensorMapDim const (&)[2]);
-extern template CUtensorMap make_tensor_map<3>(CUtensorMapDataType, void const*, TensorMapDim const (&)[3]);
+/// A descriptor for loads with zeros outside the tensor.
+template <int kRank>
+CUtensorMap make_tensor_map(CUtensorMapDataType type,
+                            void const* base,
+                            TensorMapDim const (&dims)[kRank],
+                            Swizzle swizzle = Swizzle::Bytes128);
+
+extern template CUtensorMap make_tensor_map<2>(CUtensorMapDataType,
+                                               void const*,
+                                               TensorMapDim const (&)[2],
+                                               Swizzle);
+extern template CUtensorMap make_tensor_map<3>(CUtensorMapDataType,
+                                               void const*,
+                                               TensorMapDim const (&)[3],
+                                               Swizzle);
 
 }  // namespace moe_ext

@@ -8,8 +8,15 @@ namespace moe_ext::grouped_gemm {
 /// Which operand sits on the M side of WGMMA.
 enum class OperandOrder {
   SwapAB,  ///< weights on M, tokens on N: tokens are padded to 8, not to 64
-  Plain,   ///< tokens on M, weights on N
+  /// The same, rows of weights whole in shared memory and through registers into WGMMA. For K of an odd multiple of 16
+  /// bytes below 256, where boxes of 128 bytes touch twice the lines of memory (docs/notes/token-traffic.md).
+  SwapABRows,
+  Plain,  ///< tokens on M, weights on N
 };
+
+constexpr bool is_swapped(OperandOrder order) {
+  return order != OperandOrder::Plain;
+}
 
 enum class Dtype { BF16, FP8 };
 

@@ -20,7 +20,7 @@ inline constexpr Config kConfigs[] = {
 inline constexpr int kNumConfigs = static_cast<int>(std::size(kConfigs));
 
 constexpr std::string_view name(OperandOrder order) {
-  return order == OperandOrder::SwapAB ? "SwapAB" : "Plain";
+  return order == OperandOrder::Plain ? "Plain" : order == OperandOrder::SwapAB ? "SwapAB" : "SwapABRows";
 }
 
 constexpr std::string_view name(Dtype dtype) {

@@ -20,12 +20,18 @@ KernelParams make_kernel_params(Params const& params) {
       kConfig.dtype == Dtype::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   auto const size = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
   constexpr std::uint32_t kBoxK = T::kAtomK;
+  // Whole rows lie in shared memory as they do in memory, without a swizzle: a box may then be twice as long.
+  constexpr std::int64_t kStageK = T::kAtomK * T::kAtomsK;
+  auto const row_k = static_cast<std::uint32_t>(params.k < kStageK ? params.k : kStageK);
   constexpr std::uint32_t kBoxWeights = kConfig.tile_weights;
   KernelParams result{};
-  TensorMapDim const weights[] = {{size(params.k), 0, kBoxK},
+  TensorMapDim const weights[] = {{size(params.k), 0, T::kWholeRows ? row_k : kBoxK},
                                   {size(params.n), size(params.b_row_stride_bytes), kBoxWeights},
                                   {size(params.groups.num_groups), size(params.b_group_stride_bytes), 1}};
-  result.maps.weights = make_tensor_map(kType, params.b, weights);
+  result.maps.weights =
+      make_tensor_map(kType, params.b, weights, T::kWholeRows ? Swizzle::None : Swizzle::Bytes128);
+  result.row_bytes =
+      narrow(static_cast<std::int64_t>(row_k) * static_cast<int>(sizeof(typename T::Element)), "k");
   for (int i = 0; i < kNumTokenWidths; ++i) {
     if (has_token_width(kConfig, token_width(i))) {
       auto const rows = static_cast<std::uint32_t>(token_width(i));

@@ -141,7 +141,7 @@ WeightScales check_weight_scales(std::optional<Tensor> const& scale, ScaleShape 
   }
   bool const aligned = shape.n_offset == 0 && (shape.n_segments == 1 || segment_n % kScaleBlock == 0);
   check_value(
-      aligned || shape.kernel.order == OperandOrder::SwapAB,
+      aligned || is_swapped(shape.kernel.order),
       kOp,
       ": `config` must be a Swap-AB kernel where blocks of scale_b do not begin at multiples of 128, got ",
       std::string(shape.kernel.id));

@@ -94,7 +94,7 @@ def matching_configs(dtype: str, accumulate: str) -> tuple[GroupedGemmConfig, ..
         for config in all_configs()
         if config.dtype == dtype
         and config.accumulate == ("block" if swapped else accumulate)
-        and (not swapped or config.order == "SwapAB")
+        and (not swapped or config.order != "Plain")
     )
 
 

@@ -82,7 +82,7 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
     share = ceil_div(problem.num_rows, active_groups)
     token_tiles = ceil_div(share, config.tile_tokens)
     width = config.tile_tokens
-    if config.order == "SwapAB":
+    if config.order != "Plain":
         width = min(width, ceil_div(ceil_div(share, token_tiles), 8) * 8)
     tiles = active_groups * token_tiles * ceil_div(problem.n, config.tile_weights)
     tiles_per_sm = ceil_div(tiles * config.split_k, problem.sm_count)
@@ -95,7 +95,7 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
     math_us = 2.0 * config.tile_weights * columns * row_bytes / ITEM_BYTES[problem.dtype]
     math_us /= flops_per_us
     if problem.accumulate in ("promoted", "block"):
-        swapped_block = problem.accumulate == "block" and config.order == "SwapAB"
+        swapped_block = problem.accumulate == "block" and config.order != "Plain"
         math_us *= _SWAPPED_BLOCK_SLOWDOWN if swapped_block else _PROMOTION_SLOWDOWN
     elif problem.accumulate == "shifted":  # everything is multiplied twice
         math_us *= 2 * _SWAPPED_BLOCK_SLOWDOWN
@@ -116,6 +116,8 @@ def decide(
         ):
             chosen = next(config for config in configs if config.id == row.config)
             return Decision(chosen, "table", row.measurement)
+    # Whole rows pay for few K only, which the model does not know: the table's to choose.
+    configs = tuple(config for config in configs if config.order != "SwapABRows")
     active_groups = expected_active_groups(problem.num_rows, problem.num_groups)
     # Many kernels reach the floor when weights dominate; the least busy of them has most to spare.
     least = floor_us(problem.dtype, problem.num_rows, active_groups, problem.n, problem.k)

@@ -41,6 +41,7 @@ struct KernelParams {
   int weight_k_blocks;  // the weights' scale blocks along K
   int offs_ready;
   int few_outputs;
+  int row_bytes;  // whole rows: of K in a box of weights
 };
 
 /// Names SplitK's storage without instantiating it where K is not split.
@@ -131,7 +132,7 @@ struct Kernel {
 
   __device__ static void load(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
     bool const leader = threadIdx.x == 0;
-    Load const loader{params.maps, ring, first_k_tile(params, cta_rank)};
+    Load const loader{params.maps, ring, first_k_tile(params, cta_rank), params.row_bytes};
     if (!params.offs_ready) {
       cudaGridDependencySynchronize();
     }
@@ -266,7 +267,7 @@ struct Kernel {
     if constexpr (T::kBlockScaled) {
       SwappedBlockPromotion<ConfigTag> promotion(
           ring, params.scale_b, tile, params.epilogue.n, warp_group, epilogue.thread);
-      multiply_tile(ring, state, tile, params.k_tiles, warp_group, acc, promotion);
+      multiply_tile(params, ring, state, tile, warp_group, acc, promotion);
       if (reduce(split, acc, tile)) {
         finish_tile(params, epilogue, acc, tile, RowFactors<ConfigTag>::all(1.f));
       }
@@ -274,7 +275,7 @@ struct Kernel {
       OutputScales<ConfigTag> const scales(
           params.scale_a, params.scale_b, tile, params.epilogue.n, warp_group, epilogue.thread);
       UnscaledPromotion promotion;
-      multiply_tile(ring, state, tile, params.k_tiles, warp_group, acc, promotion);
+      multiply_tile(params, ring, state, tile, warp_group, acc, promotion);
       if (reduce(split, acc, tile)) {
         finish_tile(params, epilogue, acc, tile, scales.apply(acc, epilogue));
       }
@@ -300,7 +301,7 @@ struct Kernel {
     auto promotion = promotion_of(tile);
     while (tile.group >= 0) {
       Accumulators<ConfigTag> acc;
-      multiply_tile(ring, state, tile, params.k_tiles, epilogue.warp_group, acc, promotion);
+      multiply_tile(params, ring, state, tile, epilogue.warp_group, acc, promotion);
       Tile const next = next_tile(ring, state);
       promotion = promotion_of(next);
       finish_tile(params, epilogue, acc, tile, RowFactors<ConfigTag>::all(1.f));
@@ -350,33 +351,35 @@ struct Kernel {
 
   /// Runs the main loop compiled for the tile's N extent.
   template <class Promotion>
-  __device__ static void multiply_tile(Ring<ConfigTag>& ring,
+  __device__ static void multiply_tile(KernelParams const& params,
+                                       Ring<ConfigTag>& ring,
                                        State& state,
                                        Tile const& tile,
-                                       int k_tiles,
                                        int warp_group,
                                        Accumulators<ConfigTag>& acc,
                                        Promotion& promotion) {
     if constexpr (T::kSwapped) {
       [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-        (multiply_width<token_width(kIndex)>(ring, state, tile, k_tiles, warp_group, acc, promotion), ...);
+        (multiply_width<token_width(kIndex)>(params, ring, state, tile, warp_group, acc, promotion), ...);
       }(std::make_index_sequence<kNumTokenWidths>{});
     } else {
-      MainloopMma<ConfigTag, kConfig.tile_weights>{ring, warp_group}.run(state, k_tiles, acc, promotion);
+      MainloopMma<ConfigTag, kConfig.tile_weights>{ring, warp_group, params.row_bytes}.run(
+          state, params.k_tiles, acc, promotion);
     }
   }
 
   template <int kWidth, class Promotion>
-  __device__ static void multiply_width(Ring<ConfigTag>& ring,
+  __device__ static void multiply_width(KernelParams const& params,
+                                        Ring<ConfigTag>& ring,
                                         State& state,
                                         Tile const& tile,
-                                        int k_tiles,
                                         int warp_group,
                                         Accumulators<ConfigTag>& acc,
                                         Promotion& promotion) {
     if constexpr (has_token_width(kConfig, kWidth)) {
       if (tile.token_width == kWidth) {
-        MainloopMma<ConfigTag, kWidth>{ring, warp_group}.run(state, k_tiles, acc, promotion);
+        MainloopMma<ConfigTag, kWidth>{ring, warp_group, params.row_bytes}.run(
+            state, params.k_tiles, acc, promotion);
       }
     }
   }

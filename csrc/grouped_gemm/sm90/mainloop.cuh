@@ -16,7 +16,7 @@ namespace moe_ext::grouped_gemm {
 
 /// TMA descriptors: one for all groups' weights (the group is a coordinate), one per token width, one for stores.
 struct TensorMaps {
-  CUtensorMap weights;                  // (k, n, group), box (128 B, tile_weights, 1)
+  CUtensorMap weights;  // (k, n, group), box (128 B, tile_weights, 1); whole rows: (row_bytes, ...)
   CUtensorMap tokens[kNumTokenWidths];  // (k, row), box (128 B, width); by index of token_width()
   CUtensorMap out;                      // (n, row), box (64, 64); described for bf16 results only
 };
@@ -34,14 +34,16 @@ struct MainloopLoad {
   TensorMaps const& maps;
   Ring<ConfigTag>& ring;
   int first_k_tile;  // where this CTA's part of K begins
+  int row_bytes;     // whole rows: of K in a box of weights, all of it up to a stage's
 
   /// Announces the whole stage to its full barrier and starts the half that no previous kernel writes.
   __device__ void load_weights(int stage, StageInfo const& info, std::uint64_t hint) const {
     ring.info[stage] = info;  // visible to whoever waits for the full barrier: the arrival releases it
-    ring.full[stage].arrive_and_expect_tx(
-        (Ring<ConfigTag>::kWeightsBytes + info.tile.token_width * kAtomBytes) * T::kAtomsK);
+    int const weight_bytes =
+        T::kWholeRows ? kConfig.tile_weights * row_bytes : Ring<ConfigTag>::kWeightsBytes * T::kAtomsK;
+    ring.full[stage].arrive_and_expect_tx(weight_bytes + info.tile.token_width * kAtomBytes * T::kAtomsK);
 #pragma unroll
-    for (int atom = 0; atom < T::kAtomsK; ++atom) {
+    for (int atom = 0; atom < (T::kWholeRows ? 1 : T::kAtomsK); ++atom) {
       cute::SM90_TMA_LOAD_3D::copy(&maps.weights,
                                    barrier(stage),
                                    hint,
@@ -122,7 +124,7 @@ struct MainloopMma {
   static constexpr int kInstructionsK = kAtomBytes / 32;
   /// Atoms of a stage whose sums are promoted together. A narrow tile waits for the tensor core more than it works:
   /// with sums of their own, which it has registers for, its atoms wait once.
-  static constexpr int kTogether = !T::kShifted && kValues * T::kAtomsK <= 32 ? T::kAtomsK : 1;
+  static constexpr int kTogether = !T::kRegisterWeights && kValues * T::kAtomsK <= 32 ? T::kAtomsK : 1;
   using Op = decltype(cute::SM90::GMMA::ss_op_selector<
                       Element,
                       Element,
@@ -131,6 +133,7 @@ struct MainloopMma {
 
   Ring<ConfigTag>& ring;
   int warp_group;
+  int row_bytes;  // whole rows: from one to the next
 
   /// Consumes `k_tiles` stages starting at `state` and leaves the sums in the first kTileN columns of `acc`.
   template <class Promotion>
@@ -189,7 +192,7 @@ struct MainloopMma {
             bool const last =
                 atom == T::kAtomsK - kTogether && block_m == T::kBlocksM - 1 && block_n == kBlocksN - 1;
             float* const sums = acc.value[block_m] + block_n * kValues;
-            if constexpr (T::kShifted) {
+            if constexpr (T::kRegisterWeights) {
               promote_parts(state, atom, block_m, block_n, last, promotion, partial[0], sums);
             } else {
               promote(state, k_tile, atom, block_m, block_n, last, promotion, partial, sums);
@@ -237,8 +240,9 @@ struct MainloopMma {
     }
   }
 
-  /// One 64 x kInstructionN block over one atom of K, in which the weights' scale changes: a sum for each side of the
-  /// change, from weights that are zero on the other.
+  /// One 64 x kInstructionN block over one atom of K with weights from registers. Where their scale changes within the
+  /// atom: a sum for each side of the change, from weights that are zero on the other. Whole rows: zero from the row's
+  /// end on, where the next one begins.
   template <class Promotion>
   __device__ void promote_parts(State const& state,
                                 int atom,
@@ -249,13 +253,17 @@ struct MainloopMma {
                                 float (&partial)[kValues],
                                 float* sums) const {
     int const row = (warp_group * T::kBlocksM + block_m) * T::kBlockM;
-    MaskedOperand const weights(ring.weights[state.stage][atom] + row * kAtomBytes);
-    std::uint64_t const tokens =
-        descriptor(ring.tokens[state.stage][atom] + block_n * kInstructionN * kAtomBytes);
+    MaskedOperand const weights =
+        T::kWholeRows ? MaskedOperand::rows(
+                            ring.weights[state.stage][0] + row * row_bytes + atom * kAtomBytes, row_bytes)
+                      : MaskedOperand::swizzled(ring.weights[state.stage][atom] + row * kAtomBytes);
+    int const change = T::kWholeRows ? row_bytes - atom * kAtomBytes : promotion_change(promotion);
+    int const column = block_n * kInstructionN;
+    std::uint64_t const tokens = descriptor(ring.tokens[state.stage][atom] + column * kAtomBytes);
 #pragma unroll
     for (int part = 0; part < T::kPartsK; ++part) {
       MaskedOperand::Registers operand;
-      weights.read(promotion.change_k, part, operand);
+      weights.read(change, part, operand);
       fence(partial);
       cute::warpgroup_arrive();
 #pragma unroll
@@ -272,8 +280,17 @@ struct MainloopMma {
       if (last && part == T::kPartsK - 1) {
         ring.release(state.stage);
       }
-      auto const none = promotion.template prepare<kValues>(state.scale_slot, atom, 0, block_m, 0);
-      promotion.add(none, state.scale_slot, atom, part, block_m, block_n * kInstructionN, partial, sums);
+      auto const factors = promotion.template prepare<kValues>(state.scale_slot, atom, 0, block_m, column);
+      promotion.add(factors, state.scale_slot, atom, part, block_m, column, partial, sums);
+    }
+  }
+
+  template <class Promotion>
+  __device__ static int promotion_change([[maybe_unused]] Promotion const& promotion) {
+    if constexpr (T::kShifted) {
+      return promotion.change_k;
+    } else {
+      return kAtomBytes;
     }
   }
 

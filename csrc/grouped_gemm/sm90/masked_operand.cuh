@@ -1,4 +1,5 @@
-// WGMMA's M operand in registers, one side of an element of K zeroed: for a scale that changes within an atom of K.
+// WGMMA's M operand in registers, one side of an element of K zeroed: for a scale that changes within an atom of K, and
+// for rows that end within one.
 #pragma once
 
 #include "grouped_gemm/config.hpp"
@@ -14,13 +15,13 @@ class MaskedOperand {
   using Registers = unsigned[kInstructions][4];  // row and row + 8 of the first half, then of the second
 
   /// `block`: 64 rows of 128 bytes in TMA's 128-byte swizzle, at a multiple of 1 KiB.
-  __device__ explicit MaskedOperand(unsigned char const* block) {
-    int const lane = threadIdx.x % 32;
-    int const matrix = lane / 8;  // of the four 8 x 16 byte matrices whose rows this lane addresses
-    int const row = threadIdx.x % 128 / 32 * 16 + matrix % 2 * 8 + lane % 8;
-    row_ = static_cast<unsigned>(__cvta_generic_to_shared(block + row * kAtomBytes));
-    first_piece_ = matrix / 2;
-    swizzle_ = row % 8;
+  __device__ static MaskedOperand swizzled(unsigned char const* block) {
+    return MaskedOperand(block, kAtomBytes, row_of_lane() % 8);
+  }
+
+  /// `block`: 64 rows, `row_bytes` apart.
+  __device__ static MaskedOperand rows(unsigned char const* block, int row_bytes) {
+    return MaskedOperand(block, row_bytes, 0);
   }
 
   /// Part 0 keeps the elements of K before `change`, part 1 those from it on. Read again for each part: registers
@@ -47,6 +48,17 @@ class MaskedOperand {
   }
 
  private:
+  __device__ MaskedOperand(unsigned char const* block, int row_bytes, int swizzle)
+      : row_(static_cast<unsigned>(__cvta_generic_to_shared(block + row_of_lane() * row_bytes))),
+        first_piece_(threadIdx.x % 32 / 16),
+        swizzle_(swizzle) {}
+
+  /// Of the four 8 x 16 byte matrices of an instruction: the row that this lane addresses.
+  __device__ static int row_of_lane() {
+    int const lane = threadIdx.x % 32;
+    return threadIdx.x % 128 / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
+  }
+
   unsigned row_;  // shared-memory address
   int first_piece_;
   int swizzle_;

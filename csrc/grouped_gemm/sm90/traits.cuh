@@ -25,10 +25,12 @@ __device__ inline int accumulator_column(int thread) {
 template <class ConfigTag>
 struct Traits {
   static constexpr Config kConfig = ConfigTag::value;
-  static constexpr bool kSwapped = kConfig.order == OperandOrder::SwapAB;
+  static constexpr bool kSwapped = is_swapped(kConfig.order);
+  static constexpr bool kWholeRows = kConfig.order == OperandOrder::SwapABRows;
   using Element = std::conditional_t<kConfig.dtype == Dtype::BF16, cute::bfloat16_t, cute::float_e4m3_t>;
 
   static constexpr bool kShifted = kConfig.accumulate == Accumulate::Shifted;
+  static constexpr bool kRegisterWeights = kShifted || kWholeRows;  // as WGMMA's M operand
   static constexpr bool kBlockScaled = is_block_scaled(kConfig.accumulate);
   /// Swap-AB: token scales run along N, too many for registers; a warp of its own brings them through the ring.
   static constexpr bool kScalesInRing = kBlockScaled && kSwapped;
@@ -68,6 +70,8 @@ struct Traits {
   static_assert(kConfig.tile_weights <= 256 && kConfig.tile_tokens <= 256, "a TMA box has at most 256 rows");
   static_assert(kConfig.tile_k_bytes % kAtomBytes == 0, "a stage is whole swizzle atoms of K");
   static_assert(kSwapped || !kShifted, "weights are masked in registers, as WGMMA's M operand");
+  static_assert(!kWholeRows || (kPromoted && !kShifted && kConfig.split_k == 1),
+                "whole rows are for promoted FP8 or block scales that begin with K");
   static_assert(kSwapped || kConfig.tile_tokens % 8 == 0, "a TMA box is whole swizzle atoms");
   static_assert((kConfig.dtype == Dtype::BF16) == (kConfig.accumulate == Accumulate::FP32),
                 "BF16 accumulates in fp32; FP8 is promoted, fast or block-scaled");
