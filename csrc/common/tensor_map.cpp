@@ -71,5 +71,6 @@ CUtensorMap make_tensor_map(CUtensorMapDataType type,
 
 template CUtensorMap make_tensor_map<2>(CUtensorMapDataType, void const*, TensorMapDim const (&)[2], Swizzle);
 template CUtensorMap make_tensor_map<3>(CUtensorMapDataType, void const*, TensorMapDim const (&)[3], Swizzle);
+template CUtensorMap make_tensor_map<5>(CUtensorMapDataType, void const*, TensorMapDim const (&)[5], Swizzle);
 
 }  // namespace moe_ext

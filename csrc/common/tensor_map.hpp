@@ -32,5 +32,9 @@ extern template CUtensorMap make_tensor_map<3>(CUtensorMapDataType,
                                                void const*,
                                                TensorMapDim const (&)[3],
                                                Swizzle);
+extern template CUtensorMap make_tensor_map<5>(CUtensorMapDataType,
+                                               void const*,
+                                               TensorMapDim const (&)[5],
+                                               Swizzle);
 
 }  // namespace moe_ext

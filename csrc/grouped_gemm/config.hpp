@@ -34,11 +34,18 @@ constexpr bool is_block_scaled(Accumulate accumulate) {
   return accumulate == Accumulate::Block || accumulate == Accumulate::Shifted;
 }
 
+/// What a kernel makes of its sums.
+enum class Output {
+  Rows,   ///< stores them: (num_rows, n)
+  Gated,  ///< n is gate and up rows: joins them by an activation and stores (num_rows, n / 2), bf16
+};
+
 struct Config {
   std::string_view id;
   OperandOrder order;
   Dtype dtype;
   Accumulate accumulate;
+  Output output;
   int tile_weights;     // rows of b[group] (the n dimension) in one CTA's tile
   int tile_tokens;      // rows of a in one CTA's tile, at most
   int tile_k_bytes;     // bytes of K in one stage of the shared-memory ring
@@ -61,6 +68,7 @@ inline constexpr int kScaleBlock = 128;
                        order_,                                           \
                        dtype_,                                           \
                        accumulate_,                                      \
+                       output_,                                          \
                        tile_weights_,                                    \
                        tile_tokens_,                                     \
                        tile_k_bytes_,                                    \
@@ -74,6 +82,7 @@ inline constexpr int kScaleBlock = 128;
                                   .order = OperandOrder::order_,         \
                                   .dtype = Dtype::dtype_,                \
                                   .accumulate = Accumulate::accumulate_, \
+                                  .output = Output::output_,             \
                                   .tile_weights = tile_weights_,         \
                                   .tile_tokens = tile_tokens_,           \
                                   .tile_k_bytes = tile_k_bytes_,         \

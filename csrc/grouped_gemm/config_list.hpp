@@ -43,15 +43,19 @@ constexpr std::string_view name(Accumulate accumulate) {
   return "";
 }
 
+constexpr std::string_view name(Output output) {
+  return output == Output::Rows ? "Rows" : "Gated";
+}
+
 /// A header line, then one line a kernel.
 inline std::string configs_csv() {
   std::string csv =
-      "id,order,dtype,accumulate,tile_weights,tile_tokens,tile_k_bytes,stages,mma_warp_groups,"
+      "id,order,dtype,accumulate,output,tile_weights,tile_tokens,tile_k_bytes,stages,mma_warp_groups,"
       "split_k,"
       "ctas_per_sm\n";
   for (Config const& config : kConfigs) {
     csv.append(config.id).append(",").append(name(config.order)).append(",").append(name(config.dtype));
-    csv.append(",").append(name(config.accumulate));
+    csv.append(",").append(name(config.accumulate)).append(",").append(name(config.output));
     for (int const value : {config.tile_weights,
                             config.tile_tokens,
                             config.tile_k_bytes,

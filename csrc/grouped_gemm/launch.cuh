@@ -28,8 +28,18 @@ KernelParams make_kernel_params(Params const& params) {
   TensorMapDim const weights[] = {{size(params.k), 0, T::kWholeRows ? row_k : kBoxK},
                                   {size(params.n), size(params.b_row_stride_bytes), kBoxWeights},
                                   {size(params.groups.num_groups), size(params.b_group_stride_bytes), 1}};
-  result.maps.weights =
-      make_tensor_map(kType, params.b, weights, T::kWholeRows ? Swizzle::None : Swizzle::Bytes128);
+  if constexpr (T::kGated) {
+    auto const step = size(params.b_row_stride_bytes * params.gating.feature_step);
+    TensorMapDim const gated[] = {weights[0],
+                                  {8, step, 8},
+                                  {2, size(params.b_row_stride_bytes * params.gating.up_step), 2},
+                                  {size(params.n / 16), 8 * step, kBoxWeights / 16},
+                                  weights[2]};
+    result.maps.weights = make_tensor_map(kType, params.b, gated);
+  } else {
+    result.maps.weights =
+        make_tensor_map(kType, params.b, weights, T::kWholeRows ? Swizzle::None : Swizzle::Bytes128);
+  }
   result.row_bytes =
       narrow(static_cast<std::int64_t>(row_k) * static_cast<int>(sizeof(typename T::Element)), "k");
   for (int i = 0; i < kNumTokenWidths; ++i) {
@@ -40,7 +50,7 @@ KernelParams make_kernel_params(Params const& params) {
       result.maps.tokens[i] = make_tensor_map(kType, params.a, tokens);
     }
   }
-  if (params.out_dtype == OutDtype::BF16) {
+  if (!T::kGated && params.out_dtype == OutDtype::BF16) {
     constexpr std::uint32_t kBoxOut = Epilogue<ConfigTag>::kChunk;
     TensorMapDim const out[] = {{size(params.n), 0, kBoxOut},
                                 {size(params.groups.num_rows), size(params.out_row_stride * 2), kBoxOut}};
@@ -49,7 +59,8 @@ KernelParams make_kernel_params(Params const& params) {
   result.epilogue = {.out = params.out,
                      .out_row_stride = params.out_row_stride,
                      .n = narrow(params.n, "n"),
-                     .out_dtype = params.out_dtype};
+                     .out_dtype = params.out_dtype,
+                     .gating = params.gating};
   result.groups = params.groups;
   result.scale_a = params.scale_a;
   result.scale_b = params.scale_b;

@@ -43,6 +43,19 @@ struct Bias {
   OutDtype dtype;
 };
 
+/// How gate and up meet: g * sigmoid(g * (linear + cubic * g^2)) * (u + up_offset), where g is gate up to `limit` and u
+/// is up within -limit and limit. SwiGLU has linear 1, with an alpha that; GeGLU in its tanh form has
+/// linear 2 * sqrt(2 / pi) and cubic 0.044715 of it, because (1 + tanh(y)) / 2 is sigmoid(2 * y).
+/// Gate row f of b[group] is row f * feature_step, up row f is up_step further.
+struct Gating {
+  float linear;
+  float cubic;
+  float limit;  // infinity for none
+  float up_offset;
+  int feature_step;
+  int up_step;
+};
+
 struct Params {
   void const* a;  // (num_rows, k), K contiguous
   void const* b;  // (num_groups, n, k), K contiguous
@@ -50,7 +63,8 @@ struct Params {
   TokenScales scale_a;
   WeightScales scale_b;
   Bias bias;
-  void* out;  // (num_rows, n), N contiguous
+  Gating gating;  // of gated kernels
+  void* out;      // (num_rows, n), gated (num_rows, n / 2), N contiguous
   std::int64_t n;
   std::int64_t k;
   std::int64_t a_row_stride_bytes;

@@ -18,6 +18,7 @@ class GroupedGemmConfig:
         dtype: "bf16" or "fp8" operands.
         accumulate: "fp32" (bf16), "promoted", "fast" or, for scales per block, "block", or
             "shifted" where the weights' blocks begin inside k (fp8).
+        output: "rows" for the product, "gated" for gate and up joined by an activation.
         tile_weights: rows of `b[group]` in one CTA's tile.
         tile_tokens: rows of `a` in one CTA's tile, at most.
         tile_k_bytes: bytes of K in one stage of the shared-memory ring.
@@ -32,6 +33,7 @@ class GroupedGemmConfig:
     order: str
     dtype: str
     accumulate: str
+    output: str
     tile_weights: int
     tile_tokens: int
     tile_k_bytes: int
@@ -54,10 +56,16 @@ def parse_configs(csv_text: str) -> tuple[GroupedGemmConfig, ...]:
         )
     configs = []
     for index, row in enumerate(rows):
-        name, order, dtype, accumulate, *numbers = row.split(",")
+        name, order, dtype, accumulate, output, *numbers = row.split(",")
         configs.append(
             GroupedGemmConfig(
-                index, name, order, dtype.lower(), accumulate.lower(), *map(int, numbers)
+                index,
+                name,
+                order,
+                dtype.lower(),
+                accumulate.lower(),
+                output.lower(),
+                *map(int, numbers),
             )
         )
     return tuple(configs)
@@ -81,7 +89,9 @@ def all_configs() -> tuple[GroupedGemmConfig, ...]:
     return parse_configs(planner().configs_csv())
 
 
-def matching_configs(dtype: str, accumulate: str) -> tuple[GroupedGemmConfig, ...]:
+def matching_configs(
+    dtype: str, accumulate: str, output: str = "rows"
+) -> tuple[GroupedGemmConfig, ...]:
     """List the kernels for `dtype` ("bf16", "fp8") and `accumulate`, which bf16 has one kind of.
 
     "block_swapped" is "block" without the kernels of plain order (`_scales.block_kind`).
@@ -93,6 +103,7 @@ def matching_configs(dtype: str, accumulate: str) -> tuple[GroupedGemmConfig, ..
         config
         for config in all_configs()
         if config.dtype == dtype
+        and config.output == output
         and config.accumulate == ("block" if swapped else accumulate)
         and (not swapped or config.order != "Plain")
     )

@@ -5,6 +5,7 @@
 
 #include "grouped_gemm/params.hpp"
 #include "grouped_gemm/sm90/mainloop.cuh"
+#include "grouped_gemm/sm90/weight_rows.cuh"
 
 namespace moe_ext::grouped_gemm {
 
@@ -19,21 +20,20 @@ __device__ inline float read_bias(Bias const& bias, int group, int weight) {
 template <class ConfigTag>
 __device__ void add_bias(Bias const& bias,
                          Tile const& tile,
-                         int num_weights,
+                         WeightRows<ConfigTag> const& weight_rows,
                          int warp_group,
                          int thread,
                          RowFactors<ConfigTag> const& rows,
                          Accumulators<ConfigTag>& acc) {
   using T = Traits<ConfigTag>;
-  int const weight_begin = tile.weight_tile * T::kConfig.tile_weights;
   auto const channel = [&](int weight) {
-    return weight < num_weights ? read_bias(bias, tile.group, weight) : 0.f;
+    return weight < weight_rows.n ? read_bias(bias, tile.group, weight) : 0.f;
   };
   if constexpr (T::kSwapped) {
 #pragma unroll
     for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
       int const row = (warp_group * T::kBlocksM + block_m) * T::kBlockM + accumulator_row(thread);
-      float const of_rows[2] = {channel(weight_begin + row), channel(weight_begin + row + 8)};
+      float const of_rows[2] = {channel(weight_rows(row)), channel(weight_rows(row + 8))};
 #pragma unroll
       for (int i = 0; i < T::kMaxTileN / 2; ++i) {
         int const half = i % 4 / 2;
@@ -43,8 +43,8 @@ __device__ void add_bias(Bias const& bias,
   } else {
 #pragma unroll
     for (int j = 0; j < T::kMaxTileN / 8; ++j) {
-      int const column = weight_begin + 8 * j + accumulator_column(thread);
-      float const of_columns[2] = {channel(column), channel(column + 1)};
+      int const column = 8 * j + accumulator_column(thread);
+      float const of_columns[2] = {channel(weight_rows(column)), channel(weight_rows(column + 1))};
 #pragma unroll
       for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
 #pragma unroll

@@ -3,6 +3,7 @@
 
 #include "grouped_gemm/params.hpp"
 #include "grouped_gemm/sm90/ring.cuh"
+#include "grouped_gemm/sm90/weight_rows.cuh"
 
 namespace moe_ext::grouped_gemm {
 
@@ -25,7 +26,7 @@ class BlockScaleLoad {
                             WeightScales const& weights,
                             Ring<ConfigTag>& ring,
                             Tile const& tile,
-                            int num_weights,
+                            WeightRows<ConfigTag> const& weight_rows,
                             int k_blocks,         // of the tokens
                             int weight_k_blocks,  // of the weights: one more where theirs are shifted
                             int first_k_block)    // where this CTA's part of K begins
@@ -41,11 +42,15 @@ class BlockScaleLoad {
              first_k_block * tokens.k_stride;
 
     constexpr int kBlocks = Ring<ConfigTag>::kWeightBlocks;
-    int const weight_begin = tile.weight_tile * T::kConfig.tile_weights;
-    int const weight_end = min(weight_begin + T::kConfig.tile_weights, num_weights);
     int const part = T::kPartsK == 1 ? 0 : lane_ / kBlocks;  // of an atom of K
-    int const block = weight_block(weights, weight_begin) + lane_ - part * kBlocks;
-    bool const has_block = lane_ < T::kPartsK * kBlocks && block <= weight_block(weights, weight_end - 1);
+    // Of the tile's rows, gated of its gate rows or its up rows, the first and the last.
+    int const half = T::kGated && lane_ >= Ring<ConfigTag>::kHalfBlocks ? 1 : 0;
+    int const first_row = 8 * half;
+    int const last_row = T::kConfig.tile_weights - (T::kGated && half == 0 ? 9 : 1);
+    int const block = weight_block(weights, weight_rows.clamped(first_row)) + lane_ - part * kBlocks -
+                      half * Ring<ConfigTag>::kHalfBlocks;
+    bool const has_block =
+        lane_ < T::kPartsK * kBlocks && block <= weight_block(weights, weight_rows.clamped(last_row));
     int const segment = block >= weights.segment_blocks ? 1 : 0;
     weight_ = weights.data + tile.group * weights.group_stride + segment * weights.segment_stride +
               (block - segment * weights.segment_blocks) * weights.n_stride +
@@ -116,20 +121,20 @@ struct SwappedBlockPromotion {
 
   __device__ SwappedBlockPromotion(Ring<ConfigTag> const& ring_,
                                    WeightScales const& weights,
-                                   Tile const& tile,
-                                   int num_weights,
+                                   WeightRows<ConfigTag> const& weight_rows,
                                    int warp_group,
                                    int thread)
       : ring(ring_),
         lane_column(accumulator_column(thread)),
         change_k(kScaleBlock - weights.k_offset),
-        rows_share_block((weights.segment_n | weights.n_offset) % 16 == 0) {
-    int const weight_begin = tile.weight_tile * T::kConfig.tile_weights;
+        rows_share_block(!T::kGated && (weights.segment_n | weights.n_offset) % 16 == 0) {
 #pragma unroll
     for (int i = 0; i < T::kBlocksM * 2; ++i) {
       int const row = (warp_group * T::kBlocksM + i / 2) * T::kBlockM + accumulator_row(thread) + i % 2 * 8;
-      int const weight = min(weight_begin + row, num_weights - 1);
-      block[i / 2][i % 2] = weight_block(weights, weight) - weight_block(weights, weight_begin);
+      int const half = T::kGated ? i % 2 : 0;
+      block[i / 2][i % 2] = weight_block(weights, weight_rows.clamped(row)) -
+                            weight_block(weights, weight_rows.clamped(8 * half)) +
+                            half * Ring<ConfigTag>::kHalfBlocks;
     }
   }
 

@@ -6,18 +6,11 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cutlass/arch/barrier.h>
 
-#include "grouped_gemm/params.hpp"
+#include "grouped_gemm/sm90/epilogue_params.cuh"
 #include "grouped_gemm/sm90/mainloop.cuh"
 #include "grouped_gemm/sm90/named_barriers.cuh"
 
 namespace moe_ext::grouped_gemm {
-
-struct EpilogueParams {
-  void* out;                    // (num_rows, n)
-  std::int64_t out_row_stride;  // elements
-  int n;
-  OutDtype out_dtype;
-};
 
 template <class ConfigTag>
 struct Epilogue {

@@ -17,7 +17,7 @@
 
 #include "grouped_gemm/sm90/bias.cuh"
 #include "grouped_gemm/sm90/block_scales.cuh"
-#include "grouped_gemm/sm90/epilogue.cuh"
+#include "grouped_gemm/sm90/epilogue_of.cuh"
 #include "grouped_gemm/sm90/mainloop.cuh"
 #include "grouped_gemm/sm90/output_scales.cuh"
 #include "grouped_gemm/sm90/plain_block_scales.cuh"
@@ -64,7 +64,7 @@ struct Kernel {
 
   struct SharedStorage {
     Ring<ConfigTag> ring;
-    typename Epilogue<ConfigTag>::SharedStorage epilogue;
+    typename EpilogueOf<ConfigTag>::SharedStorage epilogue;
     [[no_unique_address]] SplitStorage split;
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage);
@@ -208,7 +208,7 @@ struct Kernel {
                                        params.scale_b,
                                        ring,
                                        tile,
-                                       params.epilogue.n,
+                                       weight_rows(params, tile),
                                        params.k_blocks,
                                        params.weight_k_blocks,
                                        first_k_tile(params, cta_rank) * T::kAtomsK);
@@ -221,6 +221,10 @@ struct Kernel {
     }
     ring.empty[state.stage].wait(state.phase ^ 1);
     ring.full[state.stage].arrive();
+  }
+
+  __device__ static WeightRows<ConfigTag> weight_rows(KernelParams const& params, Tile const& tile) {
+    return {tile.weight_tile, params.epilogue.n, params.epilogue.gating};
   }
 
   /// Where a CTA's part of K begins.
@@ -236,7 +240,7 @@ struct Kernel {
   __device__ static void multiply(KernelParams const& params, SharedStorage& storage, int cta_rank) {
     int const warp_group = warp_group_of_thread();
     int const thread = static_cast<int>(threadIdx.x) % 128;
-    Epilogue<ConfigTag> epilogue{params.epilogue, params.maps.out, storage.epilogue, warp_group, thread};
+    EpilogueOf<ConfigTag> epilogue{params.epilogue, params.maps.out, storage.epilogue, warp_group, thread};
     State state;
     if constexpr (T::kScalesAhead) {
       multiply_ahead(params, storage.ring, state, epilogue);
@@ -261,19 +265,19 @@ struct Kernel {
                                             State& state,
                                             Tile const& tile,
                                             Split& split,
-                                            Epilogue<ConfigTag>& epilogue) {
+                                            EpilogueOf<ConfigTag>& epilogue) {
     Accumulators<ConfigTag> acc;
     int const warp_group = epilogue.warp_group;
     if constexpr (T::kBlockScaled) {
       SwappedBlockPromotion<ConfigTag> promotion(
-          ring, params.scale_b, tile, params.epilogue.n, warp_group, epilogue.thread);
+          ring, params.scale_b, weight_rows(params, tile), warp_group, epilogue.thread);
       multiply_tile(params, ring, state, tile, warp_group, acc, promotion);
       if (reduce(split, acc, tile)) {
         finish_tile(params, epilogue, acc, tile, RowFactors<ConfigTag>::all(1.f));
       }
     } else {
       OutputScales<ConfigTag> const scales(
-          params.scale_a, params.scale_b, tile, params.epilogue.n, warp_group, epilogue.thread);
+          params.scale_a, params.scale_b, tile, weight_rows(params, tile), warp_group, epilogue.thread);
       UnscaledPromotion promotion;
       multiply_tile(params, ring, state, tile, warp_group, acc, promotion);
       if (reduce(split, acc, tile)) {
@@ -287,12 +291,12 @@ struct Kernel {
   __device__ static void multiply_ahead(KernelParams const& params,
                                         Ring<ConfigTag>& ring,
                                         State& state,
-                                        Epilogue<ConfigTag>& epilogue) {
+                                        EpilogueOf<ConfigTag>& epilogue) {
     auto const promotion_of = [&](Tile const& tile) {
       return PlainBlockPromotion<ConfigTag>(params.scale_a,
                                             params.scale_b,
                                             tile,
-                                            params.epilogue.n,
+                                            weight_rows(params, tile),
                                             params.k_blocks,
                                             epilogue.warp_group,
                                             epilogue.thread);
@@ -319,12 +323,12 @@ struct Kernel {
 
   /// Finished sums to memory: times their rows' factors, plus the bias if there is one.
   __device__ static void finish_tile(KernelParams const& params,
-                                     Epilogue<ConfigTag>& epilogue,
+                                     EpilogueOf<ConfigTag>& epilogue,
                                      Accumulators<ConfigTag>& acc,
                                      Tile const& tile,
                                      RowFactors<ConfigTag> rows) {
     if (params.bias.data != nullptr) {
-      add_bias(params.bias, tile, params.epilogue.n, epilogue.warp_group, epilogue.thread, rows, acc);
+      add_bias(params.bias, tile, weight_rows(params, tile), epilogue.warp_group, epilogue.thread, rows, acc);
       rows = RowFactors<ConfigTag>::all(1.f);
     }
     epilogue.store(acc, tile, rows);

@@ -16,7 +16,9 @@ namespace moe_ext::grouped_gemm {
 
 /// TMA descriptors: one for all groups' weights (the group is a coordinate), one per token width, one for stores.
 struct TensorMaps {
-  CUtensorMap weights;  // (k, n, group), box (128 B, tile_weights, 1); whole rows: (row_bytes, ...)
+  /// (k, n, group), box (128 B, tile_weights, 1); whole rows: (row_bytes, ...). Gated: (k, 8 features, gate or up,
+  /// n / 16, group), box (128 B, 8, 2, tile_weights / 16, 1), so that every 16 rows of a tile are 8 of gate, 8 of up.
+  CUtensorMap weights;
   CUtensorMap tokens[kNumTokenWidths];  // (k, row), box (128 B, width); by index of token_width()
   CUtensorMap out;                      // (n, row), box (64, 64); described for bf16 results only
 };
@@ -44,13 +46,16 @@ struct MainloopLoad {
     ring.full[stage].arrive_and_expect_tx(weight_bytes + info.tile.token_width * kAtomBytes * T::kAtomsK);
 #pragma unroll
     for (int atom = 0; atom < (T::kWholeRows ? 1 : T::kAtomsK); ++atom) {
-      cute::SM90_TMA_LOAD_3D::copy(&maps.weights,
-                                   barrier(stage),
-                                   hint,
-                                   ring.weights[stage][atom],
-                                   k_of(info, atom),
-                                   info.tile.weight_tile * kConfig.tile_weights,
-                                   info.tile.group);
+      auto* const target = ring.weights[stage][atom];
+      int const k = k_of(info, atom);
+      Tile const& tile = info.tile;
+      if constexpr (T::kGated) {
+        int const slab = tile.weight_tile * (kConfig.tile_weights / 16);
+        cute::SM90_TMA_LOAD_5D::copy(&maps.weights, barrier(stage), hint, target, k, 0, 0, slab, tile.group);
+      } else {
+        int const weight = tile.weight_tile * kConfig.tile_weights;
+        cute::SM90_TMA_LOAD_3D::copy(&maps.weights, barrier(stage), hint, target, k, weight, tile.group);
+      }
     }
   }
 

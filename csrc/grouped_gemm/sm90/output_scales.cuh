@@ -2,7 +2,8 @@
 #pragma once
 
 #include "grouped_gemm/params.hpp"
-#include "grouped_gemm/sm90/epilogue.cuh"
+#include "grouped_gemm/sm90/epilogue_of.cuh"
+#include "grouped_gemm/sm90/weight_rows.cuh"
 
 namespace moe_ext::grouped_gemm {
 
@@ -28,14 +29,14 @@ struct OutputScales {
   __device__ OutputScales(TokenScales const& a,
                           WeightScales const& b,
                           Tile const& tile,
-                          int num_weights,
+                          WeightRows<ConfigTag> const& weight_rows,
                           int warp_group,
                           int thread) {
     if constexpr (T::kConfig.dtype == Dtype::BF16) {
       return;
     }
     auto const weight_scale = [&](int weight) {
-      return b.data == nullptr || weight >= num_weights
+      return b.data == nullptr || weight >= weight_rows.n
                  ? 1.f
                  : b.data[tile.group * b.group_stride + weight * b.n_stride];
     };
@@ -44,7 +45,6 @@ struct OutputScales {
                  ? 1.f
                  : a.data[tile.group * a.group_shift + token * a.row_stride];
     };
-    int const weight_begin = tile.weight_tile * T::kConfig.tile_weights;
     int const lane_row = accumulator_row(thread);
     vary = a.row_stride != 0 || a.group_shift != 0 || b.n_stride != 0;
     if (!vary) {
@@ -61,13 +61,13 @@ struct OutputScales {
       for (int half = 0; half < 2; ++half) {
         int const row = row_m + 8 * half;
         rows.value[block_m][half] =
-            T::kSwapped ? weight_scale(weight_begin + row) : token_scale(tile.token_begin + row);
+            T::kSwapped ? weight_scale(weight_rows(row)) : token_scale(tile.token_begin + row);
       }
     }
 #pragma unroll
     for (int i = 0; i < kShare; ++i) {
       int const column = thread % kSharers + kSharers * i;
-      n[i] = T::kSwapped ? token_scale(tile.token_begin + column) : weight_scale(weight_begin + column);
+      n[i] = T::kSwapped ? token_scale(tile.token_begin + column) : weight_scale(weight_rows(column));
     }
   }
 
@@ -75,7 +75,7 @@ struct OutputScales {
   /// on its way. With a wide N side none are left: there ptxas would put sums and partial sums into the same register
   /// banks (plain promoted order, mixtral gate/up at T = 8192: 1322 in place of 1350 TFLOP/s).
   __device__ RowFactors<ConfigTag> apply(Accumulators<ConfigTag>& acc,
-                                         Epilogue<ConfigTag> const& epilogue) const {
+                                         EpilogueOf<ConfigTag> const& epilogue) const {
     auto const one = RowFactors<ConfigTag>::all(1.f);
     if (!vary) {
       return RowFactors<ConfigTag>::all(tokens * weights);

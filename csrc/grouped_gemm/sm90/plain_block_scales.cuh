@@ -2,7 +2,7 @@
 #pragma once
 
 #include "grouped_gemm/params.hpp"
-#include "grouped_gemm/sm90/traits.cuh"
+#include "grouped_gemm/sm90/weight_rows.cuh"
 
 namespace moe_ext::grouped_gemm {
 
@@ -12,8 +12,10 @@ template <class ConfigTag>
 struct PlainBlockPromotion {
   using T = Traits<ConfigTag>;
   static constexpr int kRows = 2 * T::kBlocksM;
+  /// Weight scale blocks of a tile: of its columns or, gated, of its gate columns and of its up columns.
   static constexpr int kColumns = T::kConfig.tile_weights / kScaleBlock;
   static_assert(T::kSwapped || T::kConfig.tile_weights % kScaleBlock == 0, "columns are whole scale blocks");
+  static_assert(!T::kGated || T::kSwapped || kColumns == 2, "one block of gate, one of up");
 
   struct Step {
     float token[kRows];
@@ -32,7 +34,7 @@ struct PlainBlockPromotion {
   __device__ PlainBlockPromotion(TokenScales const& tokens,
                                  WeightScales const& weights,
                                  Tile const& tile,
-                                 int num_weights,
+                                 WeightRows<ConfigTag> const& weight_rows,
                                  int k_blocks,
                                  int warp_group,
                                  int thread)
@@ -49,7 +51,7 @@ struct PlainBlockPromotion {
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      int const first = min(tile.weight_tile * T::kConfig.tile_weights + i * kScaleBlock, num_weights - 1);
+      int const first = weight_rows.clamped(T::kGated ? 8 * i : i * kScaleBlock);
       int const segment = first >= weights.segment_n ? 1 : 0;
       // The last term is 0: it makes the address look different in each lane. The compiler moves a value that it knows
       // to be the same in all of them to a uniform register, and waits for it to do so.
@@ -60,9 +62,10 @@ struct PlainBlockPromotion {
     load(0);
   }
 
+  /// Of the thread's two rows; gated: with gate's scale, then with up's.
   struct Factors {
-    float first;
-    float second;
+    float first[T::kGated ? 2 : 1];
+    float second[T::kGated ? 2 : 1];
   };
 
   /// What the sums of the thread's two rows are multiplied by. Called while they are still being made.
@@ -72,8 +75,15 @@ struct PlainBlockPromotion {
       now = next;
       load(min(k_block + 1, last_k_block));
     }
-    float const w = now.weight[column / kScaleBlock];
-    return {now.token[2 * block_m] * w, now.token[2 * block_m + 1] * w};
+    float const first = now.token[2 * block_m];
+    float const second = now.token[2 * block_m + 1];
+    if constexpr (T::kGated) {
+      float const(&w)[2] = now.weight;
+      return {{first * w[0], first * w[1]}, {second * w[0], second * w[1]}};
+    } else {
+      float const w = now.weight[column / kScaleBlock];
+      return {{first * w}, {second * w}};
+    }
   }
 
   template <int kValues>
@@ -81,7 +91,8 @@ struct PlainBlockPromotion {
       Factors const& factors, int, int, int, int, int, float const (&partial)[kValues], float* sums) const {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
-      sums[i] += partial[i] * (i % 4 < 2 ? factors.first : factors.second);
+      int const half = T::kGated ? i / 4 % 2 : 0;
+      sums[i] += partial[i] * (i % 4 < 2 ? factors.first[half] : factors.second[half]);
     }
   }
 

@@ -49,8 +49,9 @@ struct Ring {
   alignas(1024) unsigned char tokens[kStages][T::kAtomsK][kTokensBytes];    // (token_width, 128 B) swizzled
   alignas(16) StageInfo info[kStages];
   // Scale blocks along n that a tile may touch: those of an aligned tile, one more at either end and where the
-  // second segment begins.
-  static constexpr int kWeightBlocks = kConfig.tile_weights / kScaleBlock + 3;
+  // second segment begins. Gated: those of gate, then those of up, which lie every second row at the widest.
+  static constexpr int kHalfBlocks = kConfig.tile_weights / kScaleBlock + 2;
+  static constexpr int kWeightBlocks = T::kGated ? 2 * kHalfBlocks : kConfig.tile_weights / kScaleBlock + 3;
   struct NoScales {};
   template <int kCount>
   using Scales = std::conditional_t<T::kScalesInRing, float[kStages + 1][T::kAtomsK][kCount], NoScales>;

@@ -26,6 +26,7 @@ template <class ConfigTag>
 struct Traits {
   static constexpr Config kConfig = ConfigTag::value;
   static constexpr bool kSwapped = is_swapped(kConfig.order);
+  static constexpr bool kGated = kConfig.output == Output::Gated;
   static constexpr bool kWholeRows = kConfig.order == OperandOrder::SwapABRows;
   using Element = std::conditional_t<kConfig.dtype == Dtype::BF16, cute::bfloat16_t, cute::float_e4m3_t>;
 
