@@ -1,6 +1,8 @@
 // From sizes and pointers to a launch: TMA descriptors, grid, kernel.
 #pragma once
 
+#include <algorithm>
+
 #include "common/launch.hpp"
 #include "common/tensor_map.hpp"
 #include "grouped_gemm/launch.hpp"
@@ -20,9 +22,11 @@ KernelParams make_kernel_params(Params const& params) {
       kConfig.dtype == Dtype::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   auto const size = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
   constexpr std::uint32_t kBoxK = T::kAtomK;
-  // Whole rows lie in shared memory as they do in memory, without a swizzle: a box may then be twice as long.
+  // Whole rows lie in shared memory as they do in memory, without a swizzle: a box may then be twice as long. It is
+  // whole pieces of 16 bytes, what is past K zeros.
   constexpr std::int64_t kStageK = T::kAtomK * T::kAtomsK;
-  auto const row_k = static_cast<std::uint32_t>(params.k < kStageK ? params.k : kStageK);
+  constexpr std::int64_t kPieceK = 16 / static_cast<std::int64_t>(sizeof(typename T::Element));
+  auto const row_k = static_cast<std::uint32_t>(std::min(ceil_div(params.k, kPieceK) * kPieceK, kStageK));
   constexpr std::uint32_t kBoxWeights = kConfig.tile_weights;
   KernelParams result{};
   TensorMapDim const weights[] = {{size(params.k), 0, T::kWholeRows ? row_k : kBoxK},
