@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import timeit
 
 import moe_ext
 import pytest
@@ -173,14 +172,3 @@ def test_floor_is_the_formula():
 )
 def test_expected_active_groups(num_rows, num_groups, expected):
     assert _dispatch.expected_active_groups(num_rows, num_groups) == expected
-
-
-def test_remembered_choice_is_cheap():
-    def select():
-        return _dispatch.select(
-            dtype="bf16", accumulate="promoted", num_rows=64, num_groups=8, n=256, k=256
-        )
-
-    select()
-    # 3 us on an idle machine; the limit leaves room for a busy one.
-    assert min(timeit.repeat(select, number=1000, repeat=5)) / 1000 < 10e-6

@@ -80,7 +80,13 @@ void launch(Params const& params, cudaStream_t stream) {
                           .cluster = static_cast<unsigned>(kConfig.split_k),
                           .shared_bytes = Kernel<ConfigTag>::kSharedBytes,
                           .programmatic = params.offs_ready};
-  launch_kernel(&grouped_gemm_kernel<ConfigTag>, shape, stream, make_kernel_params<ConfigTag>(params));
+  static AllowedDevices allowed{0};
+  launch_kernel(&grouped_gemm_kernel<ConfigTag>,
+                shape,
+                params.device,
+                allowed,
+                stream,
+                make_kernel_params<ConfigTag>(params));
 }
 
 }  // namespace moe_ext::grouped_gemm
