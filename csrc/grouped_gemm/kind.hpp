@@ -19,7 +19,7 @@ Kind kind_of(Call const& call, Sizes const& sizes, Dtype dtype, bool fast);
 
 constexpr bool serves(Config const& kernel, Kind const& kind) {
   return kernel.dtype == kind.dtype && kernel.accumulate == kind.accumulate &&
-         (!kind.swapped || kernel.order == OperandOrder::SwapAB);
+         (!kind.swapped || is_swapped(kernel.order));
 }
 
 }  // namespace moe_ext::grouped_gemm
