@@ -14,6 +14,10 @@ namespace moe_ext::grouped_gemm {
 /// are read once, 128 tokens lose 3 % (docs/notes/l2-hints.md).
 inline constexpr std::int64_t kFewOutputs = 1 << 21;
 
+/// Up to here weights are what a launch loads, and come up to 8 % faster where L2 fetches the 128 bytes of a box's row
+/// and no more for a miss. With more tokens one of two cards lost 2 % by that (docs/notes/l2-promotion.md).
+inline constexpr std::int64_t kFewRowsPerGroup = 16;
+
 template <class ConfigTag>
 KernelParams make_kernel_params(Params const& params) {
   using T = Traits<ConfigTag>;
@@ -28,12 +32,16 @@ KernelParams make_kernel_params(Params const& params) {
   constexpr std::int64_t kPieceK = 16 / static_cast<std::int64_t>(sizeof(typename T::Element));
   auto const row_k = static_cast<std::uint32_t>(std::min(ceil_div(params.k, kPieceK) * kPieceK, kStageK));
   constexpr std::uint32_t kBoxWeights = kConfig.tile_weights;
+  // How many of a masked tensor's rows count is not known here: seldom many.
+  bool const few_rows = params.groups.max_rows > 0 ||
+                        params.groups.num_rows <= params.groups.num_groups * kFewRowsPerGroup;
+  L2Fetch const l2_fetch = few_rows ? L2Fetch::Bytes128 : L2Fetch::Bytes256;
   KernelParams result{};
   TensorMapDim const weights[] = {{size(params.k), 0, T::kWholeRows ? row_k : kBoxK},
                                   {size(params.n), size(params.b_row_stride_bytes), kBoxWeights},
                                   {size(params.groups.num_groups), size(params.b_group_stride_bytes), 1}};
   result.maps.weights =
-      make_tensor_map(kType, params.b, weights, T::kWholeRows ? Swizzle::None : Swizzle::Bytes128);
+      make_tensor_map(kType, params.b, weights, l2_fetch, T::kWholeRows ? Swizzle::None : Swizzle::Bytes128);
   result.row_bytes =
       narrow(static_cast<std::int64_t>(row_k) * static_cast<int>(sizeof(typename T::Element)), "k");
   for (int i = 0; i < kNumTokenWidths; ++i) {
@@ -41,7 +49,7 @@ KernelParams make_kernel_params(Params const& params) {
       auto const rows = static_cast<std::uint32_t>(token_width(i));
       TensorMapDim const tokens[] = {{size(params.k), 0, kBoxK},
                                      {size(params.groups.num_rows), size(params.a_row_stride_bytes), rows}};
-      result.maps.tokens[i] = make_tensor_map(kType, params.a, tokens);
+      result.maps.tokens[i] = make_tensor_map(kType, params.a, tokens, l2_fetch);
     }
   }
   if (params.out_dtype == OutDtype::BF16) {
