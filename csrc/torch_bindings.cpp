@@ -47,6 +47,17 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
       "bias, "
       "Tensor(a!) out, bool offs_ready, int n_segments, int scale_n_offset, int scale_k_offset, int config) "
       "-> ()");
+  // The same into `out` or a new tensor, by the kernel remembered for the problem if `config` is -1; Flag in op.hpp
+  m.def(
+      "grouped_gemm_launch_with(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, Tensor? "
+      "bias, "
+      "Tensor(a!)? out, int flags, int n_segments, int scale_n_offset, int scale_k_offset, int "
+      "expected_rows, "
+      "int config) -> Tensor(a!)");
+  // The same with 1, 0, 0, -1, -1. An op of its own, because each argument costs its caller 0.1 us, said or not
+  m.def(
+      "grouped_gemm_launch(Tensor a, Tensor b, Tensor offs, Tensor? scale_a=None, Tensor? scale_b=None, "
+      "Tensor? bias=None, Tensor(a!)? out=None, int flags=0) -> Tensor(a!)");
   // x (rows, k) or (groups, rows, k), q the same in FP8 E4M3, scale as `granularity` (params.hpp) has it, partials
   // (groups, any number) scratch of a computed scale of a whole tensor
   m.def(
@@ -60,6 +71,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
   m.impl("grouped_gemm_configured", moe_ext::CheckedBox<&moe_ext::grouped_gemm::configured>::value);
+  m.impl("grouped_gemm_launch_with", moe_ext::CheckedBox<&moe_ext::grouped_gemm::launch_with>::value);
+  m.impl("grouped_gemm_launch", moe_ext::CheckedBox<&moe_ext::grouped_gemm::launch>::value);
   m.impl("quantize_fp8_configured", moe_ext::CheckedBox<&moe_ext::quantize::configured>::value);
 }
 

@@ -55,7 +55,7 @@ def test_every_operand_kind_has_a_kernel(dtype, accumulate):
 
 def test_fields_hold_known_values():
     for config in moe_ext.kernels():
-        assert config.order in ("SwapAB", "Plain")
+        assert config.order in ("SwapAB", "SwapABRows", "Plain")
         assert (config.dtype, config.accumulate) in (
             ("bf16", "fp32"),
             ("fp8", "promoted"),

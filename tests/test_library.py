@@ -34,8 +34,9 @@ def library(monkeypatch, tmp_path):
         loaded_libraries={str(path)},
         moe_ext=SimpleNamespace(
             grouped_gemm_configs=lambda: _library.planner().configs_csv(),
-            grouped_gemm_configured=SimpleNamespace(default="the op"),
-            quantize_fp8_configured=SimpleNamespace(default="the other op"),
+            grouped_gemm_launch=SimpleNamespace(default=SimpleNamespace(_op="short")),
+            grouped_gemm_launch_with=SimpleNamespace(default=SimpleNamespace(_op="long")),
+            quantize_fp8_configured=SimpleNamespace(default="an overload without a shorter way"),
             build_info=lambda: "cuda_toolkit=13.0\ncutlass=4.2.0\n",
         ),
     )
@@ -57,11 +58,16 @@ def expect(message, call=_library.load):
         call()
 
 
-def test_it_loads_once_and_gives_the_op(library, monkeypatch):
+def test_it_loads_once_and_gives_the_ops(library, monkeypatch):
     loaded = []
     monkeypatch.setattr(library, "load_library", loaded.append)
-    assert _library.device_kernels(0) == ("the op", 132, "the other op")
-    assert _library.device_kernels(1) == ("the op", 132, "the other op")
+    for index in (0, 1):
+        assert _library.device_kernels(index) == (
+            "short",
+            "long",
+            132,
+            "an overload without a shorter way",
+        )
     assert loaded == [str(_library.LIBRARY_PATH)]
     assert _library.unavailable_reason() is None
     assert moe_ext.build_info()["cuda_toolkit"] == "13.0"
@@ -76,7 +82,7 @@ def test_old_torch(library, monkeypatch, version):
 @pytest.mark.parametrize("version", ["2.10.0", "2.13.0+cu130", "2.10.0a0+git123", "3.0.0"])
 def test_new_torch(library, monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
-    assert _library.load() == "the op"
+    _library.load()
 
 
 @pytest.mark.usefixtures("library")
@@ -117,9 +123,10 @@ def test_library_of_another_build(library, monkeypatch):
         expect(f"the kernels that the planner lists, got {re.escape(said)}; .*reinstall")
 
 
-def test_library_without_an_op(library):
-    del library.moe_ext.quantize_fp8_configured
-    expect("must hold quantize_fp8_configured, .*reinstall", lambda: _library.device_kernels(0))
+@pytest.mark.parametrize("name", ["grouped_gemm_launch", "quantize_fp8_configured"])
+def test_library_without_an_op(library, name):
+    delattr(library.moe_ext, name)
+    expect(f"must hold {name}, .*reinstall", lambda: _library.device_kernels(0))
 
 
 @pytest.mark.usefixtures("library")
@@ -148,7 +155,7 @@ def test_a_failure_is_not_remembered(library, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     expect("torch must be a CUDA build")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert _library.load() == "the op"
+    _library.load()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says so only where there is no GPU")

@@ -1,6 +1,9 @@
 // The only cudaLaunchKernelEx: shared memory, cluster and programmatic dependence, checked.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+
 #include <cuda_runtime.h>
 
 #include "common/check.hpp"
@@ -15,16 +18,27 @@ struct LaunchShape {
   bool programmatic;  // may begin before the previous kernel in the stream has ended
 };
 
+/// The devices on which a kernel has been allowed its shared memory, a bit each. Remembered, because saying it again
+/// costs each launch half a microsecond; atomic, because it is only ever set, to what is true by then.
+using AllowedDevices = std::atomic<std::uint64_t>;
+
+/// `kernel` always comes with the same `shape.shared_bytes` and the same `allowed`.
 template <class KernelParams>
 void launch_kernel(void (*kernel)(KernelParams),
                    LaunchShape const& shape,
+                   int device,
+                   AllowedDevices& allowed,
                    cudaStream_t stream,
                    KernelParams const& params) {
-  // Per device and context; asking again is cheap, and remembering would need mutable state.
-  check_cuda(cudaFuncSetAttribute(reinterpret_cast<void const*>(kernel),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  shape.shared_bytes),
-             "cudaFuncSetAttribute");
+  // Devices past the last bit have none and are told each time.
+  std::uint64_t const bit = device < 64 ? std::uint64_t{1} << device : 0;
+  if ((allowed.load(std::memory_order_acquire) & bit) == 0) [[unlikely]] {
+    check_cuda(cudaFuncSetAttribute(reinterpret_cast<void const*>(kernel),
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    shape.shared_bytes),
+               "cudaFuncSetAttribute");
+    allowed.fetch_or(bit, std::memory_order_release);
+  }
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
   if (shape.cluster > 1) {

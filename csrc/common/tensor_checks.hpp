@@ -24,16 +24,22 @@ inline void check_on_device(
   fail_value(op, ": `", argument, "` must be on cuda:", device, " like `", first, "`, got ", actual);
 }
 
+/// Two calls, where `Tensor::scalar_type` compares with one dtype after the other, a call each.
+inline bool has_dtype(Tensor const& tensor, ScalarType expected) {
+  std::int32_t actual = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &actual));
+  return actual == torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(expected));
+}
+
 inline void check_dtype(char const* op, char const* argument, Tensor const& tensor, ScalarType expected) {
-  ScalarType const actual = tensor.scalar_type();
-  if (actual != expected) [[unlikely]] {
+  if (!has_dtype(tensor, expected)) [[unlikely]] {
     fail_value(op,
                ": `",
                argument,
                "` must have dtype ",
                torch::headeronly::toString(expected),
                ", got ",
-               torch::headeronly::toString(actual));
+               torch::headeronly::toString(tensor.scalar_type()));
   }
 }
 

@@ -34,6 +34,7 @@ template <int kRank>
 CUtensorMap make_tensor_map(CUtensorMapDataType type,
                             void const* base,
                             TensorMapDim const (&dims)[kRank],
+                            L2Fetch l2_fetch,
                             Swizzle swizzle) {
   cuuint64_t sizes[kRank];
   cuuint64_t strides[kRank];
@@ -45,22 +46,20 @@ CUtensorMap make_tensor_map(CUtensorMapDataType type,
     box[i] = dims[i].box;
     element_strides[i] = 1;
   }
-  // L2 fetches 128 bytes for a miss, as much as a box's row has. With 256 it loads decode's weights up to 8 % slower
-  // (docs/notes/l2-promotion.md).
   CUtensorMap map;
-  CUresult const status =
-      encoder()(&map,
-                type,
-                kRank,
-                const_cast<void*>(base),
-                sizes,
-                strides + 1,
-                box,
-                element_strides,
-                CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzle == Swizzle::None ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CUresult const status = encoder()(
+      &map,
+      type,
+      kRank,
+      const_cast<void*>(base),
+      sizes,
+      strides + 1,
+      box,
+      element_strides,
+      CU_TENSOR_MAP_INTERLEAVE_NONE,
+      swizzle == Swizzle::None ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
+      l2_fetch == L2Fetch::Bytes128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error(concat("moe_ext: cuTensorMapEncodeTiled failed with CUresult ",
                                     static_cast<int>(status),
@@ -69,8 +68,11 @@ CUtensorMap make_tensor_map(CUtensorMapDataType type,
   return map;
 }
 
-template CUtensorMap make_tensor_map<2>(CUtensorMapDataType, void const*, TensorMapDim const (&)[2], Swizzle);
-template CUtensorMap make_tensor_map<3>(CUtensorMapDataType, void const*, TensorMapDim const (&)[3], Swizzle);
-template CUtensorMap make_tensor_map<5>(CUtensorMapDataType, void const*, TensorMapDim const (&)[5], Swizzle);
+template CUtensorMap make_tensor_map<2>(
+    CUtensorMapDataType, void const*, TensorMapDim const (&)[2], L2Fetch, Swizzle);
+template CUtensorMap make_tensor_map<3>(
+    CUtensorMapDataType, void const*, TensorMapDim const (&)[3], L2Fetch, Swizzle);
+template CUtensorMap make_tensor_map<5>(
+    CUtensorMapDataType, void const*, TensorMapDim const (&)[5], L2Fetch, Swizzle);
 
 }  // namespace moe_ext

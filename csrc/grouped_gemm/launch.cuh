@@ -1,6 +1,8 @@
 // From sizes and pointers to a launch: TMA descriptors, grid, kernel.
 #pragma once
 
+#include <algorithm>
+
 #include "common/launch.hpp"
 #include "common/tensor_map.hpp"
 #include "grouped_gemm/launch.hpp"
@@ -12,6 +14,10 @@ namespace moe_ext::grouped_gemm {
 /// are read once, 128 tokens lose 3 % (docs/notes/l2-hints.md).
 inline constexpr std::int64_t kFewOutputs = 1 << 21;
 
+/// Up to here weights are what a launch loads, and come up to 8 % faster where L2 fetches the 128 bytes of a box's row
+/// and no more for a miss. With more tokens one of two cards lost 2 % by that (docs/notes/l2-promotion.md).
+inline constexpr std::int64_t kFewRowsPerGroup = 16;
+
 template <class ConfigTag>
 KernelParams make_kernel_params(Params const& params) {
   using T = Traits<ConfigTag>;
@@ -20,10 +26,16 @@ KernelParams make_kernel_params(Params const& params) {
       kConfig.dtype == Dtype::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   auto const size = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
   constexpr std::uint32_t kBoxK = T::kAtomK;
-  // Whole rows lie in shared memory as they do in memory, without a swizzle: a box may then be twice as long.
+  // Whole rows lie in shared memory as they do in memory, without a swizzle: a box may then be twice as long. It is
+  // whole pieces of 16 bytes, what is past K zeros.
   constexpr std::int64_t kStageK = T::kAtomK * T::kAtomsK;
-  auto const row_k = static_cast<std::uint32_t>(params.k < kStageK ? params.k : kStageK);
+  constexpr std::int64_t kPieceK = 16 / static_cast<std::int64_t>(sizeof(typename T::Element));
+  auto const row_k = static_cast<std::uint32_t>(std::min(ceil_div(params.k, kPieceK) * kPieceK, kStageK));
   constexpr std::uint32_t kBoxWeights = kConfig.tile_weights;
+  // How many of a masked tensor's rows count is not known here: seldom many.
+  bool const few_rows =
+      params.groups.max_rows > 0 || params.groups.num_rows <= params.groups.num_groups * kFewRowsPerGroup;
+  L2Fetch const l2_fetch = few_rows ? L2Fetch::Bytes128 : L2Fetch::Bytes256;
   KernelParams result{};
   TensorMapDim const weights[] = {{size(params.k), 0, T::kWholeRows ? row_k : kBoxK},
                                   {size(params.n), size(params.b_row_stride_bytes), kBoxWeights},
@@ -35,10 +47,10 @@ KernelParams make_kernel_params(Params const& params) {
                                   {2, size(params.b_row_stride_bytes * params.gating.up_step), 2},
                                   {size(params.n / 16), 8 * step, kBoxWeights / 16},
                                   weights[2]};
-    result.maps.weights = make_tensor_map(kType, params.b, gated);
+    result.maps.weights = make_tensor_map(kType, params.b, gated, l2_fetch);
   } else {
-    result.maps.weights =
-        make_tensor_map(kType, params.b, weights, T::kWholeRows ? Swizzle::None : Swizzle::Bytes128);
+    result.maps.weights = make_tensor_map(
+        kType, params.b, weights, l2_fetch, T::kWholeRows ? Swizzle::None : Swizzle::Bytes128);
   }
   result.row_bytes =
       narrow(static_cast<std::int64_t>(row_k) * static_cast<int>(sizeof(typename T::Element)), "k");
@@ -47,7 +59,7 @@ KernelParams make_kernel_params(Params const& params) {
       auto const rows = static_cast<std::uint32_t>(token_width(i));
       TensorMapDim const tokens[] = {{size(params.k), 0, kBoxK},
                                      {size(params.groups.num_rows), size(params.a_row_stride_bytes), rows}};
-      result.maps.tokens[i] = make_tensor_map(kType, params.a, tokens);
+      result.maps.tokens[i] = make_tensor_map(kType, params.a, tokens, l2_fetch);
     }
   }
   if (!T::kGated && params.out_dtype == OutDtype::BF16) {
@@ -87,7 +99,13 @@ void launch(Params const& params, cudaStream_t stream) {
                           .cluster = static_cast<unsigned>(kConfig.split_k),
                           .shared_bytes = Kernel<ConfigTag>::kSharedBytes,
                           .programmatic = params.offs_ready};
-  launch_kernel(&grouped_gemm_kernel<ConfigTag>, shape, stream, make_kernel_params<ConfigTag>(params));
+  static AllowedDevices allowed{0};
+  launch_kernel(&grouped_gemm_kernel<ConfigTag>,
+                shape,
+                params.device,
+                allowed,
+                stream,
+                make_kernel_params<ConfigTag>(params));
 }
 
 }  // namespace moe_ext::grouped_gemm

@@ -73,6 +73,7 @@ struct Params {
   std::int64_t out_row_stride;  // elements
   OutDtype out_dtype;
   bool offs_ready;  // `offs` and `b` were final before the previous kernel began: weights may be prefetched
+  int device;
   int sm_count;
 };
 

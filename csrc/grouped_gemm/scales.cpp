@@ -52,6 +52,10 @@ TokenScales check_token_scales(std::optional<Tensor> const& scale, ScaleShape co
     return result;
   }
   bool const masked = shape.max_rows > 0;
+  if (masked && dims == 1 && scale->size(0) == shape.num_groups) {
+    (shape.max_rows == 1 ? result.row_stride : result.group_shift) = step(*scale, 0);
+    return result;
+  }
   std::int64_t const row_dims = masked ? 2 : 1;
   std::int64_t const columns = size_or_one(*scale, row_dims);
   bool const blocks = is_block_scaled(shape.kernel.accumulate) && columns == ceil_div(shape.k, kScaleBlock);

@@ -25,7 +25,7 @@ struct ScaleShape {
 };
 
 /// (), (1,), (num_rows,) or (num_rows, 1); of a block-scaled kernel also (num_rows, ceil(k / 128)). In the masked
-/// layout (num_groups, max_rows) in place of (num_rows,).
+/// layout (num_groups, max_rows) in place of (num_rows,), and (num_groups,).
 TokenScales check_token_scales(std::optional<torch::stable::Tensor> const& scale, ScaleShape const& shape);
 
 /// (), (1,), (num_groups,) or (num_groups, n) with trailing dimensions of 1; of a block-scaled kernel not the last but

@@ -37,29 +37,36 @@ def autograd_kernel(
     written = tuple(argument.name for argument in op._schema.arguments if argument.name in outputs)
 
     def kernel(keyset: Any, *args: Any, **options: Any) -> Any:
+        if (
+            torch.is_grad_enabled()
+            or forward_ad._current_level >= 0
+            or not _comes_to_backend(keyset.raw_repr())
+        ):
+            return with_gradients(keyset, args, options)
         # The dispatcher would only come to the implementation: going there directly saves 2 us.
-        direct = _comes_to_backend(keyset.raw_repr())
-        if not direct or forward_ad._current_level >= 0 or torch.is_grad_enabled():
+        result = implementation(*args, **options)
+        return _wrote(written, options, result) if written else result
 
-            def redispatch() -> Any:
-                with torch._C._AutoDispatchBelowAutograd():
-                    return op.redispatch(keyset & _BELOW_AUTOGRAD, *args, **options)
+    def with_gradients(keyset: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        def redispatch() -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return op.redispatch(keyset & _BELOW_AUTOGRAD, *args, **options)
 
-            tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
-            if _needs_gradients(name, tensors):
-                outs = [options[output] for output in written]
-                inputs = [
-                    tensor
-                    for tensor in tensors
-                    if tensor.is_floating_point() and not any(tensor is out for out in outs)
-                ]
-                result = _InferenceOnly.apply(  # type: ignore[no-untyped-call]
-                    redispatch, name, len(outs), *outs, *inputs
-                )
-                return None if outs else result
-            if not direct:
-                return _wrote(written, options, redispatch())
-        return _wrote(written, options, implementation(*args, **options))
+        tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
+        if _needs_gradients(name, tensors):
+            outs = [options[output] for output in written]
+            inputs = [
+                tensor
+                for tensor in tensors
+                if tensor.is_floating_point() and not any(tensor is out for out in outs)
+            ]
+            result = _InferenceOnly.apply(  # type: ignore[no-untyped-call]
+                redispatch, name, len(outs), *outs, *inputs
+            )
+            return None if outs else result
+        if _comes_to_backend(keyset.raw_repr()):
+            return _wrote(written, options, implementation(*args, **options))
+        return _wrote(written, options, redispatch())
 
     return kernel
 

@@ -29,6 +29,9 @@ class Checked(NamedTuple):
 
     out_shape: tuple[int, ...]
     out_dtype: torch.dtype
+    dtype: str  # of the operands, and
+    accumulate: str  # how they are summed, as dispatch names them
+    config: int | None  # the kernel asked for
 
 
 def check_grouped_gemm(
@@ -145,11 +148,10 @@ def check_grouped_gemm(
         _check_bias(op, bias, a, num_groups, n)
     if expected_rows is not None and expected_rows < 0:
         raise ValueError(f"{op}: `expected_rows` must not be negative, got {expected_rows}")
-    if config is not None:
-        config_index(op, config, name, sums)
+    index = None if config is None else config_index(op, config, name, sums)
     if out is not None:
         _check_out(op, out, a, n, has_memory)
-    return Checked((*rows, n), out_dtype)
+    return Checked((*rows, n), out_dtype, name, sums, index)
 
 
 def _check_rows(op: str, argument: str, tensor: Tensor, row_elems: int, item_bytes: int) -> None:

@@ -89,6 +89,12 @@ def all_configs() -> tuple[GroupedGemmConfig, ...]:
     return parse_configs(planner().configs_csv())
 
 
+@functools.cache
+def config_indices() -> dict[str, int]:
+    """Map the id of each compiled kernel to its index."""
+    return {config.id: config.index for config in all_configs()}
+
+
 def matching_configs(
     dtype: str, accumulate: str, output: str = "rows"
 ) -> tuple[GroupedGemmConfig, ...]:
@@ -123,7 +129,7 @@ def config_index(op: str, config_id: str, dtype: str, accumulate: str) -> int:
     """Turn the user's `config` into an index, or say which ids would do."""
     matching = {config.id: config.index for config in matching_configs(dtype, accumulate)}
     if config_id not in matching:
-        known = any(config.id == config_id for config in all_configs())
+        known = config_id in config_indices()
         other = f"{config_id!r}, which is compiled for other operands or scale layouts"
         what = other if known else repr(config_id)
         raise ValueError(

@@ -161,7 +161,6 @@ def choose(
     return decide(problem, *_candidates(dtype, accumulate))
 
 
-@functools.lru_cache(maxsize=8192)
 def select(
     dtype: str,
     accumulate: str,
@@ -171,7 +170,7 @@ def select(
     k: int,
     sm_count: int = _CEILING_SMS,
 ) -> int:
-    """Choose a compiled kernel's index: what a call of the op asks for, remembered per problem."""
+    """Choose a compiled kernel's index: what the op asks for once per problem."""
     return choose(
         dtype=dtype,
         accumulate=accumulate,

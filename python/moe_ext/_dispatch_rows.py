@@ -12,6 +12,7 @@ from moe_ext._math import ceil_div
 # to 9 us (docs/notes/cold-code.md).
 SINGLES = "bench/results/tuning-2026-11-29.jsonl"
 PREFILL = "bench/results/tuning-prefill-2026-11-29.jsonl"
+DECODE_PAIRS = "bench/results/probes/pairs-l2-128-2026-11-30.jsonl"  # T <= 256, as L2 fetches now
 PAIRS = "bench/results/probes/pairs-2026-11-30.jsonl"
 
 
@@ -22,7 +23,8 @@ class Row(NamedTuple):
     `touched_tiles` counts the 64-row weight tiles that the rows can touch at most: how many CTAs
     can be busy when each row has a group of its own. `weight_tiles` counts those of all groups:
     the layers that were measured have 512 and more. With far fewer, as one expert a GPU has, a
-    wide tile would leave most SMs idle, and no row is for that.
+    wide tile would leave most SMs idle, and no row is for that. `max_k_alignment` bounds the largest
+    power of two that divides k.
     """
 
     dtype: str
@@ -37,6 +39,7 @@ class Row(NamedTuple):
     max_n: float = math.inf
     min_k: int = 0
     max_k: float = math.inf
+    max_k_alignment: float = math.inf
     sm_count: int = 132
 
     def matches(self, num_rows: int, num_groups: int, n: int, k: int, sm_count: int) -> bool:
@@ -49,6 +52,7 @@ class Row(NamedTuple):
             and num_groups * tiles >= self.min_weight_tiles
             and self.min_n <= n <= self.max_n
             and self.min_k <= k <= self.max_k
+            and (k & -k) <= self.max_k_alignment
             and sm_count == self.sm_count
         )
 

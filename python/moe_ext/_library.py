@@ -27,7 +27,8 @@ CAPABILITY = (9, 0)
 class DeviceKernels(NamedTuple):
     """What a call needs of a checked device: the C++ ops and what the dispatcher keys on."""
 
-    grouped_gemm_configured: Callable[..., Any]
+    grouped_gemm_launch: Callable[..., Any]
+    grouped_gemm_launch_with: Callable[..., Any]
     sm_count: int
     quantize_fp8_configured: Callable[..., Any]
 
@@ -75,8 +76,8 @@ def _check_environment() -> None:
 
 
 @functools.cache
-def load() -> Callable[..., Any]:
-    """Load the CUDA library and return its op, or say in a RuntimeError what is missing."""
+def load() -> None:
+    """Load the CUDA library, or say in a RuntimeError what is missing."""
     _check_environment()
     try:
         torch.ops.load_library(str(LIBRARY_PATH))
@@ -93,8 +94,6 @@ def load() -> Callable[..., Any]:
             f"{_first_difference(expected, compiled)}; one of the two files is from another build: "
             "reinstall the package"
         )
-    op: Callable[..., Any] = torch.ops.moe_ext.grouped_gemm_configured.default
-    return op
 
 
 def _first_difference(expected: str, compiled: str) -> str:
@@ -108,7 +107,7 @@ def _first_difference(expected: str, compiled: str) -> str:
 @functools.cache
 def device_kernels(device_index: int) -> DeviceKernels:
     """Check the GPU `device_index` and return what a call on it needs."""
-    op = load()
+    load()
     try:
         properties = torch.cuda.get_device_properties(device_index)
     except (RuntimeError, AssertionError) as error:
@@ -121,17 +120,24 @@ def device_kernels(device_index: int) -> DeviceKernels:
             "moe_ext: the GPU must be of compute capability 9.0 (H100, H200, H20), got "
             f"{properties.name} (cuda:{device_index}) of capability {capability[0]}.{capability[1]}"
         )
-    return DeviceKernels(op, properties.multi_processor_count, _quantize_op())
+    return DeviceKernels(
+        _op("grouped_gemm_launch"),
+        _op("grouped_gemm_launch_with"),
+        properties.multi_processor_count,
+        _op("quantize_fp8_configured"),
+    )
 
 
-def _quantize_op() -> Callable[..., Any]:
-    packet = getattr(torch.ops.moe_ext, "quantize_fp8_configured", None)
+def _op(name: str) -> Callable[..., Any]:
+    packet = getattr(torch.ops.moe_ext, name, None)
     if packet is None:
         raise RuntimeError(
-            "moe_ext: the CUDA library must hold quantize_fp8_configured, got a library without "
-            "it, from an older build: reinstall the package"
+            f"moe_ext: the CUDA library must hold {name}, got a library without it, from an older "
+            "build: reinstall the package"
         )
-    op: Callable[..., Any] = packet.default
+    overload = packet.default
+    # What `OpOverload.__call__` does nothing but call, for 0.2 us.
+    op: Callable[..., Any] = getattr(overload, "_op", overload)
     return op
 
 

@@ -1,153 +1,152 @@
-"""A call of a grouped GEMM: a good one goes to the C++ op at once, any other to the checks."""
+"""A call of a grouped GEMM: a good one goes to a C++ op at once, any other to the checks.
+
+The C++ op finds the kernel among those it has been told, allocates and launches. It refuses, by a
+ValueError, what is wrong, what has nothing to launch, and problems it has been told no kernel for;
+all of these are sorted out here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from moe_ext._checks import check_grouped_gemm
-from moe_ext._configs import config_index
+from moe_ext._checks import Checked, check_grouped_gemm
+from moe_ext._configs import config_indices
 from moe_ext._cpu import warn_of_cpu
 from moe_ext._dispatch import select
 from moe_ext._library import device_kernels
-from moe_ext._scales import block_kind, has_blocks
 from moe_ext.reference import grouped_gemm_reference
 
-# What a call without a mistake looks up: (dtype of `a`, accumulate) -> dispatch's names of them.
-_KINDS = {
-    (torch.bfloat16, "promoted"): "bf16",
-    (torch.float8_e4m3fn, "promoted"): "fp8",
-    (torch.float8_e4m3fn, "fast"): "fp8",
-}
-_RESULTS = (torch.bfloat16, torch.float32)
+# Bits of the C++ op's `flags`, twins of those in csrc/grouped_gemm/op.hpp.
+_MASKED, _OFFS_READY, _FP32_OUT, _FAST, _REMEMBER = (1 << bit for bit in range(5))
+_BF16, _FP32 = torch.bfloat16, torch.float32
+_NO_OFFSET = (0, 0)
 
 
 def _launch(
-    masked: bool,
+    flags: int,
     out: Tensor | None,
     a: Tensor,
     b: Tensor,
     offs: Tensor,
     scale_a: Tensor | None,
     scale_b: Tensor | None,
-    bias: Tensor | None,
+    scale_b_offset: Sequence[int],
     n_segments: int,
-    n_offset: int,
-    k_offset: int,
+    bias: Tensor | None,
     out_dtype: torch.dtype | None,
     accumulate: str,
     offs_ready: bool,
     config: str | None,
     expected_rows: int | None,
 ) -> Tensor | None:
-    """Launch a CUDA call whose tensors only the C++ op has looked at.
+    """Launch a CUDA call that nothing has been checked of.
 
     The C++ op checks all that memory safety depends on, so a good call pays for one check. Raises
-    its ValueError, or returns None, for a call that is refused or has nothing to launch.
+    its ValueError, or returns None, for a call that is refused.
     """
-    kind = _KINDS.get((a.dtype, accumulate))
-    if kind is None or (out_dtype is not None and (out is not None or out_dtype not in _RESULTS)):
-        return None
-    num_groups, n, b_k = b.shape
-    if masked:
-        _, max_rows, k = a.shape
-        num_rows = num_groups * max_rows
-        if scale_a is not None and scale_a.dim() == 1 and scale_a.shape[0] == num_groups:
-            scale_a = scale_a[:, None].expand(num_groups, max_rows)  # one for each group
-    else:
-        num_rows, k = a.shape
-    if num_rows == 0 or n == 0 or num_groups == 0 or b_k != k:
-        return None
-    kernels = device_kernels(a.get_device())
-    if has_blocks(scale_a, scale_b, n, n_segments, n_offset, k_offset, 2 if masked else 1):
-        if accumulate != "promoted":
+    if out_dtype is not None:
+        if out_dtype is _FP32:
+            flags |= _FP32_OUT
+        if out is not None or (out_dtype is not _BF16 and out_dtype is not _FP32):
             return None
-        accumulate = block_kind(n, n_segments, n_offset, k_offset)
-        # These kernels load both scales.
-        scale_a = a.new_ones((), dtype=torch.float32) if scale_a is None else scale_a
-        scale_b = a.new_ones((), dtype=torch.float32) if scale_b is None else scale_b
-    if config is None:
-        if expected_rows is not None:
-            if expected_rows < 0:
-                return None
-            num_rows = num_groups * max(1, min(expected_rows, max_rows))
-        # By position: lru_cache looks keywords up more slowly.
-        index = select(kind, accumulate, num_rows, num_groups, n, k, kernels.sm_count)
-    else:
-        index = config_index("grouped_gemm", config, kind, accumulate)
-    if out is None:
-        shape = (num_groups, max_rows, n) if masked else (num_rows, n)
-        out = a.new_empty(shape, dtype=out_dtype or torch.bfloat16)
-    kernels.grouped_gemm_configured(
-        a,
-        b,
-        offs,
-        scale_a,
-        scale_b,
-        bias,
-        out,
-        offs_ready,
-        n_segments,
-        n_offset,
-        k_offset,
-        index,
-    )
-    return out
+    if accumulate != "promoted":
+        if accumulate != "fast":
+            return None
+        flags |= _FAST
+    if offs_ready:
+        flags |= _OFFS_READY
+    kernels = device_kernels(a.get_device())
+    # Two ops and as few arguments as will do: torch takes up to 0.3 us to read one.
+    if (
+        scale_b_offset is _NO_OFFSET
+        and n_segments == 1
+        and expected_rows is None
+        and config is None
+    ):
+        if flags == 0 and bias is None and out is None:
+            result: Tensor = kernels.grouped_gemm_launch(a, b, offs, scale_a, scale_b)
+        else:
+            result = kernels.grouped_gemm_launch(a, b, offs, scale_a, scale_b, bias, out, flags)
+        return result
+    if expected_rows is None:
+        expected_rows = -1
+    elif expected_rows < 0:
+        return None
+    index = -1 if config is None else config_indices().get(config)
+    if index is None:
+        return None
+    n_offset, k_offset = scale_b_offset
+    layout = n_segments, n_offset, k_offset, expected_rows
+    options = scale_a, scale_b, bias, out, flags, *layout, index
+    result = kernels.grouped_gemm_launch_with(a, b, offs, *options)
+    return result
 
 
-def _run(
+def _launch_checked(
+    form: Checked,
+    flags: int,
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
+    scale_b_offset: Sequence[int],
+    n_segments: int,
+    bias: Tensor | None,
+    accumulate: str,
+    offs_ready: bool,
+    expected_rows: int | None,
+) -> None:
+    """Launch a CUDA call that has passed the checks, and tell the C++ op which kernel it takes.
+
+    Raises what only the C++ op looks at, such as the limits of TMA.
+    """
+    kernels = device_kernels(a.get_device())  # says what is missing even with nothing to launch
+    if out.numel() == 0:
+        return
+    flags |= (_OFFS_READY if offs_ready else 0) | (_FAST if accumulate == "fast" else 0)
+    *rows, k = a.shape
+    num_groups, n, _ = b.shape
+    index = form.config
+    if index is None:
+        if flags & _MASKED and expected_rows is not None:
+            rows[1] = max(1, min(expected_rows, rows[1]))
+        kind = form.dtype, form.accumulate
+        index = select(*kind, math.prod(rows), num_groups, n, k, kernels.sm_count)
+        flags |= _REMEMBER
+    layout = n_segments, *scale_b_offset, -1 if expected_rows is None else expected_rows
+    options = scale_a, scale_b, bias, out, flags, *layout, index
+    kernels.grouped_gemm_launch_with(a, b, offs, *options)
+
+
+def _check_and_run(
     op: str,
-    masked: bool,
+    flags: int,
     out: Tensor | None,
     a: Tensor,
     b: Tensor,
     offs: Tensor,
-    *,
-    scale_a: Tensor | None = None,
-    scale_b: Tensor | None = None,
-    scale_b_offset: Sequence[int] = (0, 0),
-    n_segments: int = 1,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    accumulate: str = "promoted",
-    offs_ready: bool = False,
-    config: str | None = None,
-    expected_rows: int | None = None,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
+    scale_b_offset: Sequence[int],
+    n_segments: int,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    accumulate: str,
+    offs_ready: bool,
+    config: str | None,
+    expected_rows: int | None,
 ) -> Tensor:
-    if a is None or b is None or offs is None:
-        names = ("a", "b", "counts" if masked else "offs")
-        missing = next(
-            name for name, value in zip(names, (a, b, offs), strict=True) if value is None
-        )
-        raise ValueError(f"{op}: `{missing}` must be a tensor, got None")
-    if a.is_cuda and len(scale_b_offset) == 2:
-        n_offset, k_offset = scale_b_offset
-        try:
-            result = _launch(
-                masked,
-                out,
-                a,
-                b,
-                offs,
-                scale_a,
-                scale_b,
-                bias,
-                n_segments,
-                n_offset,
-                k_offset,
-                out_dtype,
-                accumulate,
-                offs_ready,
-                config,
-                expected_rows,
-            )
-        except ValueError:  # the checks below know the documented message
-            result = None
-        if result is not None:
-            return result
+    """Run a call on the CPU, or one on CUDA that `_launch` was refused."""
+    masked = bool(flags & _MASKED)
+    for name, value in (("a", a), ("b", b), ("counts" if masked else "offs", offs)):
+        if value is None:
+            raise ValueError(f"{op}: `{name}` must be a tensor, got None")
     form = check_grouped_gemm(
         op,
         out,
@@ -180,52 +179,101 @@ def _run(
             scale_b_offset=scale_b_offset,
             out=out,
         )
-    device_kernels(a.get_device())  # says what is missing even where there is nothing to launch
-    # Raises what only the C++ op looks at, such as the limits of TMA.
-    _launch(
-        masked,
+    _launch_checked(
+        form,
+        flags,
         out,
         a,
         b,
         offs,
         scale_a,
         scale_b,
-        bias,
+        scale_b_offset,
         n_segments,
-        scale_b_offset[0],
-        scale_b_offset[1],
-        None,  # `out` has it
+        bias,
         accumulate,
         offs_ready,
-        config,
         expected_rows,
     )
     return out
 
 
-def run_grouped_gemm(a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Tensor:
-    """Implement `moe_ext::grouped_gemm` for CPU and CUDA."""
-    return _run("grouped_gemm", False, None, a, b, offs, **options)
+def _implementation(
+    op: str, *, masked: bool = False, writes_out: bool = False
+) -> Callable[..., Tensor | None]:
+    """Make the implementation of an op for CPU and CUDA; `offs` are counts where it is `masked`."""
+    flags = _MASKED if masked else 0
+
+    # Named, not collected, so that a call does not pack and unpack its options on the way.
+    def run(
+        a: Tensor,
+        b: Tensor,
+        offs: Tensor,
+        *,
+        out: Tensor | None = None,
+        scale_a: Tensor | None = None,
+        scale_b: Tensor | None = None,
+        scale_b_offset: Sequence[int] = _NO_OFFSET,
+        n_segments: int = 1,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        accumulate: str = "promoted",
+        offs_ready: bool = False,
+        config: str | None = None,
+        expected_rows: int | None = None,
+    ) -> Tensor | None:
+        if writes_out and out is None:
+            raise ValueError(f"{op}: `out` must be a tensor, got None")
+        if a is None or b is None or offs is None or not a.is_cuda:
+            result = None
+        else:
+            try:
+                result = _launch(
+                    flags,
+                    out,
+                    a,
+                    b,
+                    offs,
+                    scale_a,
+                    scale_b,
+                    scale_b_offset,
+                    n_segments,
+                    bias,
+                    out_dtype,
+                    accumulate,
+                    offs_ready,
+                    config,
+                    expected_rows,
+                )
+            except ValueError:  # the checks know the documented message
+                result = None
+        if result is None:
+            result = _check_and_run(
+                op,
+                flags,
+                out,
+                a,
+                b,
+                offs,
+                scale_a,
+                scale_b,
+                scale_b_offset,
+                n_segments,
+                bias,
+                out_dtype,
+                accumulate,
+                offs_ready,
+                config,
+                expected_rows,
+            )
+        return None if writes_out else result
+
+    return run
 
 
-def run_grouped_gemm_out(
-    a: Tensor, b: Tensor, offs: Tensor, *, out: Tensor, **options: Any
-) -> None:
-    """Implement `moe_ext::grouped_gemm_out` for CPU and CUDA."""
-    if out is None:
-        raise ValueError("grouped_gemm_out: `out` must be a tensor, got None")
-    _run("grouped_gemm_out", False, out, a, b, offs, **options)
-
-
-def run_grouped_gemm_masked(a: Tensor, b: Tensor, counts: Tensor, **options: Any) -> Tensor:
-    """Implement `moe_ext::grouped_gemm_masked` for CPU and CUDA."""
-    return _run("grouped_gemm_masked", True, None, a, b, counts, **options)
-
-
-def run_grouped_gemm_masked_out(
-    a: Tensor, b: Tensor, counts: Tensor, *, out: Tensor, **options: Any
-) -> None:
-    """Implement `moe_ext::grouped_gemm_masked_out` for CPU and CUDA."""
-    if out is None:
-        raise ValueError("grouped_gemm_masked_out: `out` must be a tensor, got None")
-    _run("grouped_gemm_masked_out", True, out, a, b, counts, **options)
+run_grouped_gemm = _implementation("grouped_gemm")
+run_grouped_gemm_out = _implementation("grouped_gemm_out", writes_out=True)
+run_grouped_gemm_masked = _implementation("grouped_gemm_masked", masked=True)
+run_grouped_gemm_masked_out = _implementation(
+    "grouped_gemm_masked_out", masked=True, writes_out=True
+)

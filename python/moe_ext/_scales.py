@@ -33,7 +33,9 @@ def has_blocks(
 ) -> bool:
     """Whether scales are per block: by their shapes, or because something is said of their grid.
 
-    Shapes that fit no layout may give either. `row_dims` is 2 where `a` is masked.
+    Shapes that fit no layout may give either. `row_dims` is 2 where `a` is masked. The C++ op has a
+    twin of this and of `block_kind`, csrc/grouped_gemm/kind.cpp, which finds remembered choices and
+    refuses one of another kind.
     """
     if n_segments != 1 or n_offset != 0 or k_offset != 0:
         return True
