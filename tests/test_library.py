@@ -13,6 +13,12 @@ from moe_ext import _library
 from moe_ext._cpu import warn_of_cpu
 
 # `moe_ext.grouped_gemm` is the function; the module of the same name has what it calls.
+OTHER_OPS = (
+    "quantize_fp8_configured",
+    "sort_tokens_configured",
+    "sort_tokens_scratch",
+    "combine_tokens_configured",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +41,7 @@ def library(monkeypatch, tmp_path):
         moe_ext=SimpleNamespace(
             grouped_gemm_configs=lambda: _library.planner().configs_csv(),
             grouped_gemm_configured=SimpleNamespace(default="the op"),
-            quantize_fp8_configured=SimpleNamespace(default="the other op"),
+            **{name: SimpleNamespace(default=name) for name in OTHER_OPS},
             build_info=lambda: "cuda_toolkit=13.0\ncutlass=4.2.0\n",
         ),
     )
@@ -60,8 +66,8 @@ def expect(message, call=_library.load):
 def test_it_loads_once_and_gives_the_op(library, monkeypatch):
     loaded = []
     monkeypatch.setattr(library, "load_library", loaded.append)
-    assert _library.device_kernels(0) == ("the op", 132, "the other op")
-    assert _library.device_kernels(1) == ("the op", 132, "the other op")
+    assert _library.device_kernels(0) == ("the op", 132, *OTHER_OPS)
+    assert _library.device_kernels(1) == ("the op", 132, *OTHER_OPS)
     assert loaded == [str(_library.LIBRARY_PATH)]
     assert _library.unavailable_reason() is None
     assert moe_ext.build_info()["cuda_toolkit"] == "13.0"
@@ -117,9 +123,10 @@ def test_library_of_another_build(library, monkeypatch):
         expect(f"the kernels that the planner lists, got {re.escape(said)}; .*reinstall")
 
 
-def test_library_without_an_op(library):
-    del library.moe_ext.quantize_fp8_configured
-    expect("must hold quantize_fp8_configured, .*reinstall", lambda: _library.device_kernels(0))
+@pytest.mark.parametrize("name", OTHER_OPS)
+def test_library_without_an_op(library, name):
+    delattr(library.moe_ext, name)
+    expect(f"must hold {name}, .*reinstall", lambda: _library.device_kernels(0))
 
 
 @pytest.mark.usefixtures("library")
