@@ -1,5 +1,5 @@
-# Turns csrc/grouped_gemm/configs.def into sources, in `kernel_instances`: a family of rows (same order, dtype and
-# accumulation) shares files of at most MOE_EXT_ROWS_PER_FILE rows, because a row alone in a file compiles three
+# Turns csrc/grouped_gemm/configs.def into sources, in `kernel_instances`: a family of rows (same order, dtype,
+# accumulation and output) shares files of at most MOE_EXT_ROWS_PER_FILE rows, because a row alone in a file compiles three
 # times as long as a further one. Each row is pasted, not included: editing it recompiles its own file only.
 set(table ${CMAKE_SOURCE_DIR}/csrc/grouped_gemm/configs.def)
 set(template ${CMAKE_SOURCE_DIR}/csrc/grouped_gemm/instance.cu.in)
@@ -8,11 +8,11 @@ file(STRINGS ${table} rows REGEX "^MOE_EXT_CONFIG\\(")
 
 set(files "")
 foreach(row IN LISTS rows)
-  if(NOT row MATCHES "^MOE_EXT_CONFIG\\( *([A-Za-z0-9_]+) *, *([A-Za-z0-9]+) *, *([A-Za-z0-9]+) *, *([A-Za-z0-9]+) *,")
-    message(FATAL_ERROR "configs.def: a row must begin with id, order, dtype, accumulate: ${row}")
+  if(NOT row MATCHES "^MOE_EXT_CONFIG\\( *([A-Za-z0-9_]+) *, *([A-Za-z0-9]+) *, *([A-Za-z0-9]+) *, *([A-Za-z0-9]+) *, *([A-Za-z0-9]+) *,")
+    message(FATAL_ERROR "configs.def: a row must begin with id, order, dtype, accumulate, output: ${row}")
   endif()
   set(id ${CMAKE_MATCH_1})
-  string(TOLOWER "${CMAKE_MATCH_2}_${CMAKE_MATCH_3}_${CMAKE_MATCH_4}" family)
+  string(TOLOWER "${CMAKE_MATCH_2}_${CMAKE_MATCH_3}_${CMAKE_MATCH_4}_${CMAKE_MATCH_5}" family)
   if(NOT DEFINED count_${family})
     set(count_${family} 0)
   endif()

@@ -6,6 +6,8 @@
 #include <cutlass/version.h>
 #include <torch/csrc/stable/library.h>
 
+#include "fused_moe/combine_op.hpp"
+#include "fused_moe/sort_op.hpp"
 #include "grouped_gemm/config_list.hpp"
 #include "grouped_gemm/op.hpp"
 #include "quantize/op.hpp"
@@ -63,6 +65,18 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
   m.def(
       "quantize_fp8_configured(Tensor x, Tensor(a!) q, Tensor(b!) scale, Tensor(c!)? partials, "
       "Tensor? static_scale, Tensor? num_valid_rows, int granularity, bool power_of_two) -> ()");
+  // topk_ids (num_tokens, top_k), offs (num_experts,), row_slot and slot_row (num_tokens * top_k,), scratch as long as
+  // sort_tokens_scratch says, expert_map (num_global,)
+  m.def(
+      "sort_tokens_configured(Tensor topk_ids, Tensor(a!) offs, Tensor(b!) row_slot, Tensor(c!) slot_row, "
+      "Tensor(d!)? scratch, Tensor? expert_map, int first_expert) -> ()");
+  // Elements of scratch, from numbers
+  m.def("sort_tokens_scratch(int num_slots, int num_experts) -> int");
+  // y (num_rows, hidden_size), slot_row (num_tokens * top_k,), topk_weights (num_tokens, top_k), addend and out
+  // (num_tokens, hidden_size)
+  m.def(
+      "combine_tokens_configured(Tensor y, Tensor slot_row, Tensor? topk_weights, Tensor? addend, "
+      "Tensor(a!) out, int top_k, float routed_scale) -> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Lines of key=value
@@ -74,10 +88,14 @@ STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
   m.impl("grouped_gemm_launch_with", moe_ext::CheckedBox<&moe_ext::grouped_gemm::launch_with>::value);
   m.impl("grouped_gemm_launch", moe_ext::CheckedBox<&moe_ext::grouped_gemm::launch>::value);
   m.impl("quantize_fp8_configured", moe_ext::CheckedBox<&moe_ext::quantize::configured>::value);
+  m.impl("sort_tokens_configured", moe_ext::CheckedBox<&moe_ext::fused_moe::sort_tokens_configured>::value);
+  m.impl("combine_tokens_configured",
+         moe_ext::CheckedBox<&moe_ext::fused_moe::combine_tokens_configured>::value);
 }
 
 // Ops without tensor arguments have no device to dispatch on.
 STABLE_TORCH_LIBRARY_IMPL(moe_ext, CompositeExplicitAutograd, m) {
   m.impl("grouped_gemm_configs", moe_ext::CheckedBox<&moe_ext::grouped_gemm::configs_csv>::value);
+  m.impl("sort_tokens_scratch", moe_ext::CheckedBox<&moe_ext::fused_moe::sort_tokens_scratch>::value);
   m.impl("build_info", moe_ext::CheckedBox<&moe_ext::build_info>::value);
 }

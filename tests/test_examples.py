@@ -12,9 +12,15 @@ import moe_ext
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+MODULES = (
+    "moe_ext.grouped_gemm",
+    "moe_ext.sort_tokens",
+    "moe_ext.combine_tokens",
+    "moe_ext._explain",
+)
 
 
-@pytest.mark.parametrize("module", ["moe_ext.grouped_gemm", "moe_ext._explain"])
+@pytest.mark.parametrize("module", MODULES)
 def test_docstrings(module):
     result = doctest.testmod(sys.modules[module])
     assert result.attempted > 0

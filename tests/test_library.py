@@ -13,6 +13,7 @@ from moe_ext import _library
 from moe_ext._cpu import warn_of_cpu
 
 # `moe_ext.grouped_gemm` is the function; the module of the same name has what it calls.
+OPS = tuple(name for name in _library.DeviceKernels._fields if name != "sm_count")
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +35,9 @@ def library(monkeypatch, tmp_path):
         loaded_libraries={str(path)},
         moe_ext=SimpleNamespace(
             grouped_gemm_configs=lambda: _library.planner().configs_csv(),
-            grouped_gemm_launch=SimpleNamespace(default=SimpleNamespace(_op="short")),
-            grouped_gemm_launch_with=SimpleNamespace(default=SimpleNamespace(_op="long")),
-            quantize_fp8_configured=SimpleNamespace(default="an overload without a shorter way"),
+            # An overload has a shorter way to call it, `_op`; a stand-in may have none.
+            **{name: SimpleNamespace(default=SimpleNamespace(_op=name)) for name in OPS[:-1]},
+            **{OPS[-1]: SimpleNamespace(default=OPS[-1])},
             build_info=lambda: "cuda_toolkit=13.0\ncutlass=4.2.0\n",
         ),
     )
@@ -62,12 +63,7 @@ def test_it_loads_once_and_gives_the_ops(library, monkeypatch):
     loaded = []
     monkeypatch.setattr(library, "load_library", loaded.append)
     for index in (0, 1):
-        assert _library.device_kernels(index) == (
-            "short",
-            "long",
-            132,
-            "an overload without a shorter way",
-        )
+        assert _library.device_kernels(index) == (132, *OPS)
     assert loaded == [str(_library.LIBRARY_PATH)]
     assert _library.unavailable_reason() is None
     assert moe_ext.build_info()["cuda_toolkit"] == "13.0"
@@ -123,7 +119,7 @@ def test_library_of_another_build(library, monkeypatch):
         expect(f"the kernels that the planner lists, got {re.escape(said)}; .*reinstall")
 
 
-@pytest.mark.parametrize("name", ["grouped_gemm_launch", "quantize_fp8_configured"])
+@pytest.mark.parametrize("name", OPS)
 def test_library_without_an_op(library, name):
     delattr(library.moe_ext, name)
     expect(f"must hold {name}, .*reinstall", lambda: _library.device_kernels(0))

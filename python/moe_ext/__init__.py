@@ -8,16 +8,19 @@ from moe_ext import _library, reference
 from moe_ext._configs import GroupedGemmConfig, all_configs
 from moe_ext._explain import Explanation, explain
 from moe_ext._version import __version__
+from moe_ext.combine_tokens import combine_tokens
 from moe_ext.grouped_gemm import grouped_gemm, grouped_gemm_out
 from moe_ext.grouped_gemm_masked import grouped_gemm_masked, grouped_gemm_masked_out
 from moe_ext.quantize import quantize_fp8, quantize_fp8_out
 from moe_ext.scales import pad_rows, scales_to_float32
+from moe_ext.sort_tokens import sort_tokens
 
 __all__ = [
     "Explanation",
     "GroupedGemmConfig",
     "__version__",
     "build_info",
+    "combine_tokens",
     "explain",
     "grouped_gemm",
     "grouped_gemm_masked",
@@ -29,6 +32,7 @@ __all__ = [
     "quantize_fp8_out",
     "reference",
     "scales_to_float32",
+    "sort_tokens",
 ]
 
 

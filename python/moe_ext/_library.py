@@ -27,10 +27,13 @@ CAPABILITY = (9, 0)
 class DeviceKernels(NamedTuple):
     """What a call needs of a checked device: the C++ ops and what the dispatcher keys on."""
 
+    sm_count: int
     grouped_gemm_launch: Callable[..., Any]
     grouped_gemm_launch_with: Callable[..., Any]
-    sm_count: int
     quantize_fp8_configured: Callable[..., Any]
+    sort_tokens_configured: Callable[..., Any]
+    sort_tokens_scratch: Callable[..., int]
+    combine_tokens_configured: Callable[..., Any]
 
 
 def _torch_version() -> tuple[int, int]:
@@ -120,12 +123,8 @@ def device_kernels(device_index: int) -> DeviceKernels:
             "moe_ext: the GPU must be of compute capability 9.0 (H100, H200, H20), got "
             f"{properties.name} (cuda:{device_index}) of capability {capability[0]}.{capability[1]}"
         )
-    return DeviceKernels(
-        _op("grouped_gemm_launch"),
-        _op("grouped_gemm_launch_with"),
-        properties.multi_processor_count,
-        _op("quantize_fp8_configured"),
-    )
+    ops = {name: _op(name) for name in DeviceKernels._fields if name != "sm_count"}
+    return DeviceKernels(sm_count=properties.multi_processor_count, **ops)
 
 
 def _op(name: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Registration of a grouped GEMM with torch: schema, implementation, autograd, fake."""
+"""Registration of an op with torch: schema, implementation, autograd, fake."""
 
 from __future__ import annotations
 

@@ -18,14 +18,17 @@ from moe_ext._quantize_reference import (
     quantize_fp8_reference,
 )
 from moe_ext._scales import SCALE_BLOCK, has_blocks
+from moe_ext._tokens_reference import combine_tokens_reference, sort_tokens_reference
 
 __all__ = [
     "FP8_MAX",
+    "combine_tokens_reference",
     "group_rows",
     "grouped_gemm_reference",
     "quantize_fp8_per_block",
     "quantize_fp8_per_tensor",
     "quantize_fp8_reference",
+    "sort_tokens_reference",
 ]
 
 
