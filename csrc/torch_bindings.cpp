@@ -6,6 +6,7 @@
 #include <cutlass/version.h>
 #include <torch/csrc/stable/library.h>
 
+#include "fused_moe/gather_op.hpp"
 #include "grouped_gemm/config_list.hpp"
 #include "grouped_gemm/op.hpp"
 #include "quantize/op.hpp"
@@ -52,6 +53,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
   m.def(
       "quantize_fp8_configured(Tensor x, Tensor(a!) q, Tensor(b!) scale, Tensor(c!)? partials, "
       "Tensor? static_scale, Tensor? num_valid_rows, int granularity, bool power_of_two) -> ()");
+  // x (num_tokens, hidden_size), row_slot (max_rows,), num_rows one, topk_weights (num_tokens, top_k), out (max_rows,
+  // hidden_size), scale as `format` (gather.hpp) has it, partials (any number,) scratch of a computed scale of all rows
+  m.def(
+      "gather_quantize_configured(Tensor x, Tensor? row_slot, Tensor? num_rows, Tensor? topk_weights, "
+      "Tensor(a!) out, Tensor(b!)? scale, Tensor? static_scale, Tensor(c!)? partials, int top_k, int format, "
+      "bool programmatic) -> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Lines of key=value
@@ -61,6 +68,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
 STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
   m.impl("grouped_gemm_configured", moe_ext::CheckedBox<&moe_ext::grouped_gemm::configured>::value);
   m.impl("quantize_fp8_configured", moe_ext::CheckedBox<&moe_ext::quantize::configured>::value);
+  m.impl("gather_quantize_configured",
+         moe_ext::CheckedBox<&moe_ext::fused_moe::gather_quantize_configured>::value);
 }
 
 // Ops without tensor arguments have no device to dispatch on.
