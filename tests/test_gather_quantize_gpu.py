@@ -178,6 +178,41 @@ def test_without_a_map_rows_stay_where_they_are(name):
     assert_gathered(name, x, out, 257)
 
 
+@pytest.mark.parametrize("name", GRANULARITIES)
+@pytest.mark.parametrize("hidden", [64, 88, 136, 1024, 2048, 8192, 14336, 32768])
+@programmatic
+def test_in_place(name, hidden, programmatic):
+    """Values take the place of their row, and scales lie behind them."""
+    for rows, valid in ((1, 1), (8, 7), (1000, 999), (40, 0)):
+        x = spread((rows, hidden), torch.bfloat16, "cuda")
+        source, tail = x.clone(), -(-hidden // 16) * 16 // 4
+        out, of_rows = Outputs.__new__(Outputs), x.view(torch.float32)[:, tail:]
+        out.values = x.view(torch.uint8).view(FP8)[:, :hidden]
+        scales = {"row": of_rows[:, 0], "1x128": of_rows[:, : -(-hidden // 128)]}
+        out.scale = torch.empty((), device="cuda") if name == "tensor" else scales.get(name)
+        gather(name, x, None, 1, out, num_rows=valid, programmatic=programmatic)
+        static = torch.full((), STATIC_SCALE, device="cuda") if name == "static" else None
+        q, scale = quantize_fp8_reference(source[:valid], GRANULARITIES[name], scale=static)
+        assert_bits(out.values[:valid], q)
+        assert_bits(x[valid:], source[valid:])
+        if name in scales:
+            assert_bits(out.scale[:valid], scale)
+        elif name == "tensor":
+            assert_bits(out.scale, scale)
+
+
+def test_what_cannot_be_done_in_place():
+    x = torch.zeros(4, 64, device="cuda").bfloat16()
+    out = Outputs.__new__(Outputs)
+    out.values, out.scale = x, None
+    with pytest.raises(ValueError, match="a copy must not have the place of its source"):
+        gather("bf16", x, None, 1, out)
+    out.values = x.view(torch.uint8).view(FP8)[:, :64]
+    slots = torch.zeros(4, dtype=torch.int32, device="cuda")
+    with pytest.raises(ValueError, match="rows in the place of others must be where those are"):
+        gather("static", x, slots, 1, out)
+
+
 @formats
 def test_nan_and_infinity(name):
     if name == "bf16":

@@ -9,6 +9,9 @@ void gather_quantize(GatherParams const& params, cudaStream_t stream) {
   if (params.max_rows == 0 || params.num_tokens == 0) {
     return;
   }
+  if (params.out == params.x) {
+    return gather::in_place(params, stream);
+  }
   switch (params.format) {
     case GatherFormat::BF16:
     case GatherFormat::StaticScale:

@@ -43,11 +43,13 @@ struct GatherParams {
   float const* static_scale;  // StaticScale: one
   float* partials;            // TensorScale: scratch of num_partials, the more the faster up to a few an SM
   int num_partials;
-  bool
-      programmatic;  // may begin before the previous kernel in the stream has ended; waits for it before it reads
+  // May begin before the previous kernel in the stream has ended; waits for it before it reads.
+  bool programmatic;
 };
 
-/// Rows are quantised bit for bit as quantize_fp8 quantises the gathered rows.
+/// Rows are quantised bit for bit as quantize_fp8 quantises the gathered rows. Where out is x, without row_slot and
+/// with as many bytes between rows, FP8 values take the place of the BF16 values they are made from; scales may then
+/// lie behind the values of their row. Otherwise out and x must not overlap.
 void gather_quantize(GatherParams const& params, cudaStream_t stream);
 
 }  // namespace moe_ext::fused_moe

@@ -74,7 +74,12 @@ __device__ inline Row find_row(RowSource const& source, int index) {
 /// Eight values, zero where the row has none left. Not through the read-only path, which takes for granted that
 /// nothing is written while this kernel runs: it may have begun before the one that writes x had ended.
 __device__ inline RowVector load_row_vector(Element const* first, int left) {
-  return {left > 0 ? *reinterpret_cast<uint4 const*>(first) : uint4{}};
+  if (left <= 0) {
+    return {uint4{}};
+  }
+  // Which a null pointer among the rows hides from the compiler.
+  __builtin_assume(__isGlobal(first));
+  return {*reinterpret_cast<uint4 const*>(first)};
 }
 
 __device__ inline unsigned weighted_word(unsigned word, float weight) {

@@ -29,15 +29,15 @@ __device__ float largest_of_cta(float largest) {
 /// partials[cta] = the largest magnitude among the chunks of its teams: every gridDim-th CTA's worth of them.
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_largest_kernel(
-    __grid_constant__ TensorParams const params) {
+    __grid_constant__ ChunkParams const params) {
   wait_for_previous_kernel();
-  GatherParams const& problem = params.chunks.source.problem;
+  GatherParams const& problem = params.source.problem;
   int const thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   int const stride = static_cast<int>(gridDim.x * blockDim.x) / kTeam;
-  int const end = valid_rows(problem) * params.chunks.chunks_per_row.divisor;
+  int const end = valid_rows(problem) * params.chunks_per_row.divisor;
   float largest = 0.0f;
   for (int index = thread / kTeam; index < end; index += stride) {
-    auto const chunk = load_chunk<kBlocks>(params.chunks, index);
+    auto const chunk = load_chunk<kBlocks>(params, index);
 #pragma unroll
     for (RowVector const& vector : chunk.vectors) {
       largest = fmaxf(largest, quantize::largest_of(vector));
@@ -74,15 +74,24 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_tensor_scale_k
 
 }  // namespace
 
-void by_tensor(GatherParams const& params, cudaStream_t stream) {
+int find_largest(GatherParams const& params, cudaStream_t stream) {
+  int num_partials = 0;
   with_chunk_size(params, [&]<int kBlocks>(int threads) {
     ChunkParams const chunks = make_chunk_params<kBlocks>(params);
     LaunchShape shape = chunk_shape(chunks, threads);
-    unsigned const ctas = std::min(shape.grid, static_cast<unsigned>(params.num_partials));
-    TensorParams const kernel_params{.chunks = chunks, .num_partials = static_cast<int>(ctas)};
-    LaunchShape first = shape;
-    first.grid = ctas;
-    launch_kernel(gather_largest_kernel<kBlocks>, first, stream, kernel_params);
+    shape.grid = std::min(shape.grid, static_cast<unsigned>(params.num_partials));
+    num_partials = static_cast<int>(shape.grid);
+    launch_kernel(gather_largest_kernel<kBlocks>, shape, stream, chunks);
+  });
+  return num_partials;
+}
+
+void by_tensor(GatherParams const& params, cudaStream_t stream) {
+  int const num_partials = find_largest(params, stream);
+  with_chunk_size(params, [&]<int kBlocks>(int threads) {
+    TensorParams const kernel_params{.chunks = make_chunk_params<kBlocks>(params),
+                                     .num_partials = num_partials};
+    LaunchShape const shape = chunk_shape(kernel_params.chunks, threads);
     launch_kernel(gather_tensor_scale_kernel<kBlocks>, shape, stream, kernel_params);
   });
 }

@@ -42,8 +42,8 @@ class WorkspaceLayout(NamedTuple):
     quantised_row_bytes: int  # between its rows
     quantised_scale: int  # FP8 only: at most (slots, ceil(intermediate / 128)) float32
     quantised_scale_row_bytes: int  # between its rows
-    in_place: bool  # whether `quantised` lies on `intermediate`: then a row has to be read as a
-    # whole before any of it is written
+    # Whether `quantised` lies on `intermediate`, row by row: `gather_quantize` can do that.
+    in_place: bool
     rows: int  # (slots, hidden) BF16, contiguous
     total: int  # bytes in all
 
