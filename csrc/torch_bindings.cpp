@@ -8,6 +8,7 @@
 
 #include "fused_moe/combine_op.hpp"
 #include "fused_moe/sort_op.hpp"
+#include "fused_moe/gather_op.hpp"
 #include "grouped_gemm/config_list.hpp"
 #include "grouped_gemm/op.hpp"
 #include "quantize/op.hpp"
@@ -77,6 +78,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
   m.def(
       "combine_tokens_configured(Tensor y, Tensor slot_row, Tensor? topk_weights, Tensor? addend, "
       "Tensor(a!) out, int top_k, float routed_scale) -> ()");
+  // x (num_tokens, hidden_size), row_slot (max_rows,), num_rows one, topk_weights (num_tokens, top_k), out (max_rows,
+  // hidden_size), scale as `format` (gather.hpp) has it, partials (any number,) scratch of a computed scale of all rows
+  m.def(
+      "gather_quantize_configured(Tensor x, Tensor? row_slot, Tensor? num_rows, Tensor? topk_weights, "
+      "Tensor(a!) out, Tensor(b!)? scale, Tensor? static_scale, Tensor(c!)? partials, int top_k, int format, "
+      "bool programmatic) -> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Lines of key=value
@@ -91,6 +98,8 @@ STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
   m.impl("sort_tokens_configured", moe_ext::CheckedBox<&moe_ext::fused_moe::sort_tokens_configured>::value);
   m.impl("combine_tokens_configured",
          moe_ext::CheckedBox<&moe_ext::fused_moe::combine_tokens_configured>::value);
+  m.impl("gather_quantize_configured",
+         moe_ext::CheckedBox<&moe_ext::fused_moe::gather_quantize_configured>::value);
 }
 
 // Ops without tensor arguments have no device to dispatch on.

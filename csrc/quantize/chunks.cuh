@@ -46,4 +46,28 @@ __device__ ChunkVectors<T> load_chunk(T const* first, int left) {
   return vectors;
 }
 
+/// Which block of its chunk a thread finds the scale of.
+template <class T>
+__device__ int own_block() {
+  return static_cast<int>(threadIdx.x) % Chunks<T>::kTeam / (Chunks<T>::kTeam / kChunkBlocks);
+}
+
+/// The largest over the team of one of four values, that of the thread's own block. Halves of the team first give each
+/// other what they do not keep, so that five or six shuffles do, not sixteen or twenty.
+template <class T>
+__device__ float largest_of_own_block(float const (&largest)[kChunkBlocks]) {
+  static_assert(kChunkBlocks == 4, "the exchange below is between halves, then quarters of the team");
+  constexpr int kHalf = Chunks<T>::kTeam / 2;
+  constexpr int kQuarter = kHalf / 2;
+  constexpr unsigned kWarp = 0xffffffffu;
+  bool const upper_half = threadIdx.x & kHalf;
+  float const first = __shfl_xor_sync(kWarp, upper_half ? largest[0] : largest[2], kHalf);
+  float const second = __shfl_xor_sync(kWarp, upper_half ? largest[1] : largest[3], kHalf);
+  float const lower = fmaxf(upper_half ? largest[2] : largest[0], first);
+  float const upper = fmaxf(upper_half ? largest[3] : largest[1], second);
+  bool const upper_quarter = threadIdx.x & kQuarter;
+  float const other = __shfl_xor_sync(kWarp, upper_quarter ? lower : upper, kQuarter);
+  return largest_of_lanes<kQuarter>(fmaxf(upper_quarter ? upper : lower, other));
+}
+
 }  // namespace moe_ext::quantize

@@ -7,8 +7,10 @@ import torch
 from moe_ext import _library, reference
 from moe_ext._configs import GroupedGemmConfig, all_configs
 from moe_ext._explain import Explanation, explain
+from moe_ext._fused_moe_workspace import fused_moe_workspace_size
 from moe_ext._version import __version__
 from moe_ext.combine_tokens import combine_tokens
+from moe_ext.fused_moe import fused_moe, fused_moe_out
 from moe_ext.grouped_gemm import grouped_gemm, grouped_gemm_out
 from moe_ext.grouped_gemm_masked import grouped_gemm_masked, grouped_gemm_masked_out
 from moe_ext.quantize import quantize_fp8, quantize_fp8_out
@@ -22,6 +24,9 @@ __all__ = [
     "build_info",
     "combine_tokens",
     "explain",
+    "fused_moe",
+    "fused_moe_out",
+    "fused_moe_workspace_size",
     "grouped_gemm",
     "grouped_gemm_masked",
     "grouped_gemm_masked_out",

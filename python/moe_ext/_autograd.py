@@ -30,11 +30,18 @@ def _comes_to_backend(keyset: int) -> bool:
 
 
 def autograd_kernel(
-    op: Any, implementation: Callable[..., Any], outputs: tuple[str, ...] = ("out",)
+    op: Any,
+    implementation: Callable[..., Any],
+    outputs: tuple[str, ...] = ("out",),
+    scratch: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
-    """Make the Autograd kernel of `op`, whose arguments `outputs`, if it has them, are written."""
+    """Make the Autograd kernel of `op`, whose arguments `outputs`, if it has them, are written.
+
+    Arguments `scratch`, which may be None, are written too, but hold no result.
+    """
     name = op._schema.name.partition("::")[2]
     written = tuple(argument.name for argument in op._schema.arguments if argument.name in outputs)
+    counted = written + scratch
 
     def kernel(keyset: Any, *args: Any, **options: Any) -> Any:
         if (
@@ -45,7 +52,7 @@ def autograd_kernel(
             return with_gradients(keyset, args, options)
         # The dispatcher would only come to the implementation: going there directly saves 2 us.
         result = implementation(*args, **options)
-        return _wrote(written, options, result) if written else result
+        return _wrote(counted, options, result) if counted else result
 
     def with_gradients(keyset: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         def redispatch() -> Any:
@@ -63,10 +70,10 @@ def autograd_kernel(
             result = _InferenceOnly.apply(  # type: ignore[no-untyped-call]
                 redispatch, name, len(outs), *outs, *inputs
             )
-            return None if outs else result
+            return _wrote(scratch, options, None if outs else result)
         if _comes_to_backend(keyset.raw_repr()):
-            return _wrote(written, options, implementation(*args, **options))
-        return _wrote(written, options, redispatch())
+            return _wrote(counted, options, implementation(*args, **options))
+        return _wrote(counted, options, redispatch())
 
     return kernel
 
@@ -74,8 +81,9 @@ def autograd_kernel(
 def _wrote(written: tuple[str, ...], options: dict[str, Any], result: Any) -> Any:
     """Count the writes into the outputs, if there are any, for autograd."""
     for name in written:
-        if not options[name].is_inference():
-            torch.autograd.graph.increment_version(options[name])
+        tensor = options.get(name)
+        if tensor is not None and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
     return result
 
 

@@ -19,7 +19,11 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
 def register(
-    name: str, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]
+    name: str,
+    schema: str,
+    implementation: Callable[..., Any],
+    fake: Callable[..., Any],
+    scratch: tuple[str, ...] = (),
 ) -> Any:
     """Define `moe_ext::name` and return it.
 
@@ -29,11 +33,13 @@ def register(
         implementation: for CPU and CUDA; the dispatcher runs inside it, so that compiled graphs
             hold one node whatever the sizes.
         fake: shapes and errors without memory.
+        scratch: arguments that are written, may be None, and hold no result.
     """
     _LIBRARY.define(name + schema, tags=_TAGS)
     op = getattr(torch.ops.moe_ext, name).default
     _LIBRARY.impl(name, implementation, "CPU")
     _LIBRARY.impl(name, implementation, "CUDA")
-    _LIBRARY.impl(name, autograd_kernel(op, implementation), "Autograd", with_keyset=True)
+    kernel = autograd_kernel(op, implementation, scratch=scratch)
+    _LIBRARY.impl(name, kernel, "Autograd", with_keyset=True)
     torch.library.register_fake(f"moe_ext::{name}", fake, lib=_LIBRARY)
     return op

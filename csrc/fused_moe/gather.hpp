@@ -1,0 +1,55 @@
+// Hidden rows in expert order, as the first GEMM reads them: copied, or quantised to FP8 on the way. No torch.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+namespace moe_ext::fused_moe {
+
+/// What becomes of a row; the numbers are those of the op's argument.
+enum class GatherFormat : std::int64_t {
+  BF16 = 0,         // copied
+  StaticScale = 1,  // FP8, one scale, given
+  TensorScale = 2,  // FP8, one scale, from the largest value of all valid rows: two launches
+  RowScale = 3,     // FP8, a scale for each row
+  RowBlocks = 4,    // FP8, a scale for each 128 values of a row
+};
+
+enum class GatherWeights { None, BF16, FP32 };
+
+/// Strides are in elements. Rows of x and out begin at multiples of 16 bytes, and hidden_size is a multiple of 8. Rows
+/// from *num_rows on, and rows of slots that are none, are neither read nor written.
+struct GatherParams {
+  void const* x;  // (num_tokens, hidden_size), BF16
+  std::int64_t x_row_stride;
+  std::int64_t num_tokens;
+  int hidden_size;
+  int const*
+      row_slot;  // (max_rows,), slot t * top_k + j of each row; or null: row r is token r, and top_k is 1
+  int top_k;
+  int const* num_rows;  // of max_rows, on the device, as the last of the offsets has it; or null: all
+  int max_rows;
+  void const*
+      weights;  // (num_tokens, top_k), factors of the rows, whose products are rounded to BF16; or null
+  GatherWeights weights_type;
+  std::int64_t weights_token_stride;
+  std::int64_t weights_choice_stride;
+  GatherFormat format;
+  void* out;  // (max_rows, hidden_size), BF16 or FP8 E4M3
+  std::int64_t out_row_stride;
+  float* scale;  // TensorScale: one; RowScale: (max_rows,); RowBlocks: (max_rows, ceil(hidden_size / 128))
+  std::int64_t scale_row_stride;
+  float const* static_scale;  // StaticScale: one
+  float* partials;            // TensorScale: scratch of num_partials, the more the faster up to a few an SM
+  int num_partials;
+  // May begin before the previous kernel in the stream has ended; waits for it before it reads.
+  bool programmatic;
+};
+
+/// Rows are quantised bit for bit as quantize_fp8 quantises the gathered rows. Where out is x, without row_slot and
+/// with as many bytes between rows, FP8 values take the place of the BF16 values they are made from; scales may then
+/// lie behind the values of their row. Otherwise out and x must not overlap.
+void gather_quantize(GatherParams const& params, cudaStream_t stream);
+
+}  // namespace moe_ext::fused_moe

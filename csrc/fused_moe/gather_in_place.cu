@@ -1,0 +1,112 @@
+// FP8 values in the place of the BF16 values that they are made from: a row is read as a whole before any of it is
+// written. A scale for each row needs no kernel of its own, since it waits for the whole row anyway.
+#include "fused_moe/gather_launch.hpp"
+#include "fused_moe/gather_whole_rows.cuh"
+#include "quantize/chunks.cuh"
+
+namespace moe_ext::fused_moe::gather {
+namespace {
+
+constexpr int kBlockThreads = quantize::Chunks<Element>::kTeam;  // that share 128 columns
+
+/// The scale of all rows.
+__device__ float scale_of_all(RowParams const& params, int thread) {
+  float largest = 0.0f;
+  for (int i = thread; i < params.num_partials; i += params.threads_per_row) {
+    largest = fmaxf(largest, params.source.problem.partials[i]);
+  }
+  return quantize::scale_of(largest_of_row(largest, params.threads_per_row), false);
+}
+
+template <GatherFormat kFormat>
+__global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
+    __grid_constant__ RowParams const params) {
+  wait_for_previous_kernel();
+  GatherParams const& problem = params.source.problem;
+  int const threads = params.threads_per_row;
+  int const thread = static_cast<int>(threadIdx.x) % threads;
+  int const in_cta = static_cast<int>(threadIdx.x) / threads;
+  int const index = static_cast<int>(blockIdx.x) * (static_cast<int>(blockDim.x) / threads) + in_cta;
+  Row const row = find_row(params.source, index);
+  // The same for all threads of the row. The first one stays even without values: it says the scale of all.
+  if (row.x == nullptr && (kFormat != GatherFormat::TensorScale || index > 0)) {
+    return;
+  }
+  int const end = row.x == nullptr ? 0 : problem.hidden_size;
+  int const column = thread * RowVector::kElems;
+  int const step = threads * RowVector::kElems;
+  RowVector vectors[kRowVectors];
+  load_part(params.source, row, column, step, end, vectors);
+  float scales[kRowVectors];
+  if constexpr (kFormat == GatherFormat::RowBlocks) {
+#pragma unroll
+    for (int i = 0; i < kRowVectors; ++i) {
+      float const largest = quantize::largest_of(vectors[i]);
+      scales[i] = quantize::scale_of(quantize::largest_of_lanes<kBlockThreads>(largest), false);
+    }
+  } else {
+    float const scale =
+        kFormat == GatherFormat::TensorScale ? scale_of_all(params, thread) : *problem.static_scale;
+#pragma unroll
+    for (float& own : scales) {
+      own = scale;
+    }
+  }
+  // From here on values are gone.
+  if (threads == kWarp) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+  constexpr auto kValues =
+      kFormat == GatherFormat::RowBlocks ? quantize::Values::OfTheScale : quantize::Values::Any;
+  std::uint8_t* const out = fp8_row(problem, index);
+#pragma unroll
+  for (int i = 0; i < kRowVectors; ++i) {
+    int const own = column + i * step;
+    auto const values = quantize::quantize<Element, kValues>(vectors[i], quantize::Divisor(scales[i]));
+    store_fp8(values, out + own, end - own);
+    if (kFormat == GatherFormat::RowBlocks && thread % kBlockThreads == 0 && own < end) {
+      problem.scale[index * problem.scale_row_stride + own / quantize::kBlock] = scales[i];
+    }
+  }
+  if (kFormat == GatherFormat::TensorScale && index == 0 && thread == 0) {
+    *problem.scale = scales[0];
+  }
+}
+
+template <GatherFormat kFormat>
+void launch(GatherParams const& params, int num_partials, cudaStream_t stream) {
+  launch_rows<kRowVectors>(gather_in_place_kernel<kFormat>, params, num_partials, stream);
+}
+
+}  // namespace
+
+void in_place(GatherParams const& params, cudaStream_t stream) {
+  constexpr int kMost = RowVector::kElems * kRowVectors * kMaxRowThreads;
+  check_value(params.hidden_size <= kMost && params.row_slot == nullptr &&
+                  params.out_row_stride == 2 * params.x_row_stride,
+              "gather_quantize: rows in the place of others must be where those are, at most ",
+              kMost,
+              " columns and without `row_slot`, got ",
+              params.hidden_size,
+              " columns and strides of ",
+              params.x_row_stride,
+              " (BF16) and ",
+              params.out_row_stride,
+              " (FP8) elements");
+  switch (params.format) {
+    case GatherFormat::BF16:
+      return fail_value("gather_quantize: a copy must not have the place of its source, got one address");
+    case GatherFormat::StaticScale:
+      return launch<GatherFormat::StaticScale>(params, 0, stream);
+    case GatherFormat::TensorScale:
+      return launch<GatherFormat::TensorScale>(params, find_largest(params, stream), stream);
+    case GatherFormat::RowScale:
+      return by_rows(params, stream);
+    case GatherFormat::RowBlocks:
+      return launch<GatherFormat::RowBlocks>(params, 0, stream);
+  }
+}
+
+}  // namespace moe_ext::fused_moe::gather

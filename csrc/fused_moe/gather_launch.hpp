@@ -1,0 +1,28 @@
+// The kernels behind gather_quantize. None has work to do for no rows.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "fused_moe/gather.hpp"
+
+namespace moe_ext::fused_moe::gather {
+
+/// A copy, or one static scale.
+void plainly(GatherParams const& params, cudaStream_t stream);
+
+/// A scale for each 128 values of a row.
+void by_row_blocks(GatherParams const& params, cudaStream_t stream);
+
+/// A scale for each row.
+void by_rows(GatherParams const& params, cudaStream_t stream);
+
+/// Any of FP8, in the place of x: out is x's address, with the same bytes between rows.
+void in_place(GatherParams const& params, cudaStream_t stream);
+
+/// The first of two kernels for one scale: writes `partials` and returns how many of them.
+int find_largest(GatherParams const& params, cudaStream_t stream);
+
+/// One scale for all rows, which a first kernel finds.
+void by_tensor(GatherParams const& params, cudaStream_t stream);
+
+}  // namespace moe_ext::fused_moe::gather

@@ -1,0 +1,24 @@
+// The C++ side of torch.ops.moe_ext.gather_quantize_configured.
+#pragma once
+
+#include <optional>
+
+#include <torch/csrc/stable/tensor.h>
+
+namespace moe_ext::fused_moe {
+
+/// Row r of `out` = row row_slot[r] / top_k of `x`, times the slot's weight if there are weights, in `format` (of
+/// gather.hpp), for the first `num_rows` rows. Checks everything memory safety depends on; reads no device memory.
+void gather_quantize_configured(torch::stable::Tensor const& x,
+                                std::optional<torch::stable::Tensor> row_slot,
+                                std::optional<torch::stable::Tensor> num_rows,
+                                std::optional<torch::stable::Tensor> topk_weights,
+                                torch::stable::Tensor const& out,
+                                std::optional<torch::stable::Tensor> scale,
+                                std::optional<torch::stable::Tensor> static_scale,
+                                std::optional<torch::stable::Tensor> partials,
+                                std::int64_t top_k,
+                                std::int64_t format,
+                                bool programmatic);
+
+}  // namespace moe_ext::fused_moe
