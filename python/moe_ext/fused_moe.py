@@ -102,7 +102,8 @@ def fused_moe(
         routed_scale: factor of the sum over experts, not of `addend`.
         accumulate: FP8 only. "promoted" or "fast", as in `grouped_gemm`.
         batch_invariant: makes the result of a token bitwise independent of the other tokens, at
-            some cost. (With scales of a whole tensor that are computed it cannot be.)
+            some cost. (With scales of a whole tensor that are computed it cannot be, and on the CPU
+            it need not be.)
         workspace: any dtype and shape, contiguous, same device, at least
             `moe_ext.fused_moe_workspace_size` bytes: scratch memory, overwritten, nothing read from
             it. Must overlap no other argument (not checked), and no other stream may use it at the
