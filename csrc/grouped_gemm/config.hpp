@@ -55,6 +55,12 @@ struct Config {
   int ctas_per_sm;      // co-resident CTAs the register and shared-memory budgets are cut for
 };
 
+/// Whether a kernel can add a bias. A gated tile in plain order with scales per block has no registers left for it.
+constexpr bool takes_bias(Config const& config) {
+  return config.output == Output::Rows || config.order != OperandOrder::Plain ||
+         !is_block_scaled(config.accumulate);
+}
+
 /// Bytes of K in one 128-byte swizzle atom: a row of an operand in shared memory.
 inline constexpr int kAtomBytes = 128;
 

@@ -43,14 +43,16 @@ struct Bias {
   OutDtype dtype;
 };
 
-/// How gate and up meet: g * sigmoid(g * (linear + cubic * g^2)) * (u + up_offset), where g is gate up to `limit` and u
-/// is up within -limit and limit. SwiGLU has linear 1, with an alpha that; GeGLU in its tanh form has
-/// linear 2 * sqrt(2 / pi) and cubic 0.044715 of it, because (1 + tanh(y)) / 2 is sigmoid(2 * y).
-/// Gate row f of b[group] is row f * feature_step, up row f is up_step further.
+/// How gate and up meet: g * sigmoid(g * (linear + cubic * s + quintic * s^2)) * (u + up_offset), where g is gate up to
+/// `gate_limit`, s is g^2 up to 36, and u is up within -up_limit and up_limit. python/moe_ext/_activations.py has the
+/// numbers that make it each activation.
+/// Gate row f of b[group] is row f * feature_step, up row f is up_step further: 0 where an activation has no up rows.
 struct Gating {
   float linear;
   float cubic;
-  float limit;  // infinity for none
+  float quintic;
+  float gate_limit;  // infinity for none
+  float up_limit;
   float up_offset;
   int feature_step;
   int up_step;

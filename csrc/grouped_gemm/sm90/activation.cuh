@@ -24,9 +24,11 @@ __device__ inline float max_nan(float a, float b) {
 }
 
 __device__ inline float join(Gating const& gating, float gate, float up) {
-  float const g = min_nan(gate, gating.limit);
-  float const u = min_nan(max_nan(up, -gating.limit), gating.limit);
-  return g * sigmoid(g * (gating.linear + gating.cubic * g * g)) * (u + gating.up_offset);
+  float const g = min_nan(gate, gating.gate_limit);
+  float const u = min_nan(max_nan(up, -gating.up_limit), gating.up_limit);
+  float const square = fminf(g * g, 36.f);
+  float const slope = gating.linear + square * (gating.cubic + square * gating.quintic);
+  return g * sigmoid(g * slope) * (u + gating.up_offset);
 }
 
 }  // namespace moe_ext::grouped_gemm

@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 
 #include "grouped_gemm/params.hpp"
-#include "grouped_gemm/sm90/mainloop.cuh"
+#include "grouped_gemm/sm90/epilogue_of.cuh"
 #include "grouped_gemm/sm90/weight_rows.cuh"
 
 namespace moe_ext::grouped_gemm {
@@ -21,11 +21,12 @@ template <class ConfigTag>
 __device__ void add_bias(Bias const& bias,
                          Tile const& tile,
                          WeightRows<ConfigTag> const& weight_rows,
-                         int warp_group,
-                         int thread,
+                         EpilogueOf<ConfigTag> const& epilogue,
                          RowFactors<ConfigTag> const& rows,
                          Accumulators<ConfigTag>& acc) {
   using T = Traits<ConfigTag>;
+  int const warp_group = epilogue.warp_group;
+  int const thread = epilogue.thread;
   auto const channel = [&](int weight) {
     return weight < weight_rows.n ? read_bias(bias, tile.group, weight) : 0.f;
   };
@@ -41,10 +42,30 @@ __device__ void add_bias(Bias const& bias,
       }
     }
   } else {
+    // Gated, the addresses of a thread's channels follow no one step and would take more registers than there are: the
+    // warp group reads them together.
+    [[maybe_unused]] float const* table = nullptr;
+    if constexpr (T::kGated) {
+      float share[T::kMaxTileN / 128];
+#pragma unroll
+      for (int i = 0; i < T::kMaxTileN / 128; ++i) {
+        share[i] = channel(weight_rows(thread + 128 * i));
+      }
+      table = epilogue.share(share);
+    }
 #pragma unroll
     for (int j = 0; j < T::kMaxTileN / 8; ++j) {
       int const column = 8 * j + accumulator_column(thread);
-      float const of_columns[2] = {channel(weight_rows(column)), channel(weight_rows(column + 1))};
+      float of_columns[2];
+      if constexpr (T::kGated) {
+        // Where it stands: the compiler would gather all reads in front.
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(of_columns[0]), "=f"(of_columns[1])
+                     : "r"(cute::cast_smem_ptr_to_uint(table + column)));
+      } else {
+        of_columns[0] = channel(weight_rows(column));
+        of_columns[1] = channel(weight_rows(column + 1));
+      }
 #pragma unroll
       for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
 #pragma unroll

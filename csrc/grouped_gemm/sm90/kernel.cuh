@@ -327,9 +327,11 @@ struct Kernel {
                                      Accumulators<ConfigTag>& acc,
                                      Tile const& tile,
                                      RowFactors<ConfigTag> rows) {
-    if (params.bias.data != nullptr) {
-      add_bias(params.bias, tile, weight_rows(params, tile), epilogue.warp_group, epilogue.thread, rows, acc);
-      rows = RowFactors<ConfigTag>::all(1.f);
+    if constexpr (takes_bias(kConfig)) {
+      if (params.bias.data != nullptr) {
+        add_bias(params.bias, tile, weight_rows(params, tile), epilogue, rows, acc);
+        rows = RowFactors<ConfigTag>::all(1.f);
+      }
     }
     epilogue.store(acc, tile, rows);
   }

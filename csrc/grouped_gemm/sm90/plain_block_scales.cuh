@@ -62,10 +62,10 @@ struct PlainBlockPromotion {
     load(0);
   }
 
-  /// Of the thread's two rows; gated: with gate's scale, then with up's.
+  /// Of the thread's two rows; gated, products of two scales would take too many registers this early.
   struct Factors {
-    float first[T::kGated ? 2 : 1];
-    float second[T::kGated ? 2 : 1];
+    float first;
+    float second;
   };
 
   /// What the sums of the thread's two rows are multiplied by. Called while they are still being made.
@@ -77,22 +77,29 @@ struct PlainBlockPromotion {
     }
     float const first = now.token[2 * block_m];
     float const second = now.token[2 * block_m + 1];
-    if constexpr (T::kGated) {
-      float const(&w)[2] = now.weight;
-      return {{first * w[0], first * w[1]}, {second * w[0], second * w[1]}};
-    } else {
-      float const w = now.weight[column / kScaleBlock];
-      return {{first * w}, {second * w}};
-    }
+    float const w = T::kGated ? 1.f : now.weight[column / kScaleBlock];
+    return {first * w, second * w};
   }
 
   template <int kValues>
   __device__ void add(
       Factors const& factors, int, int, int, int, int, float const (&partial)[kValues], float* sums) const {
+    if constexpr (T::kGated) {
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      int const half = T::kGated ? i / 4 % 2 : 0;
-      sums[i] += partial[i] * (i % 4 < 2 ? factors.first[half] : factors.second[half]);
+      for (int half = 0; half < 2; ++half) {
+        float const w = now.weight[half];
+        float const first = factors.first * w;
+        float const second = factors.second * w;
+#pragma unroll
+        for (int i = 4 * half; i < kValues; i += i % 4 < 3 ? 1 : 5) {
+          sums[i] += partial[i] * (i % 4 < 2 ? first : second);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) {
+        sums[i] += partial[i] * (i % 4 < 2 ? factors.first : factors.second);
+      }
     }
   }
 
