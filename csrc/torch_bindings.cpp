@@ -9,6 +9,7 @@
 #include "grouped_gemm/config_list.hpp"
 #include "grouped_gemm/op.hpp"
 #include "quantize/op.hpp"
+#include "routing/op.hpp"
 
 namespace moe_ext {
 namespace {
@@ -52,6 +53,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
   m.def(
       "quantize_fp8_configured(Tensor x, Tensor(a!) q, Tensor(b!) scale, Tensor(c!)? partials, "
       "Tensor? static_scale, Tensor? num_valid_rows, int granularity, bool power_of_two) -> ()");
+  // logits (num_tokens, num_experts), correction_bias (num_experts,), weights (num_tokens, top_k) float32, ids the same
+  // in int32, scoring of params.hpp
+  m.def(
+      "topk_routing_configured(Tensor logits, Tensor? correction_bias, Tensor(a!) weights, Tensor(b!) ids, "
+      "int scoring, bool renormalize, int num_groups, int topk_groups, float scale) -> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Lines of key=value
@@ -61,6 +67,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
 STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
   m.impl("grouped_gemm_configured", moe_ext::CheckedBox<&moe_ext::grouped_gemm::configured>::value);
   m.impl("quantize_fp8_configured", moe_ext::CheckedBox<&moe_ext::quantize::configured>::value);
+  m.impl("topk_routing_configured", moe_ext::CheckedBox<&moe_ext::routing::configured>::value);
 }
 
 // Ops without tensor arguments have no device to dispatch on.

@@ -36,6 +36,7 @@ def library(monkeypatch, tmp_path):
             grouped_gemm_configs=lambda: _library.planner().configs_csv(),
             grouped_gemm_configured=SimpleNamespace(default="the op"),
             quantize_fp8_configured=SimpleNamespace(default="the other op"),
+            topk_routing_configured=SimpleNamespace(default="the third op"),
             build_info=lambda: "cuda_toolkit=13.0\ncutlass=4.2.0\n",
         ),
     )
@@ -60,8 +61,8 @@ def expect(message, call=_library.load):
 def test_it_loads_once_and_gives_the_op(library, monkeypatch):
     loaded = []
     monkeypatch.setattr(library, "load_library", loaded.append)
-    assert _library.device_kernels(0) == ("the op", 132, "the other op")
-    assert _library.device_kernels(1) == ("the op", 132, "the other op")
+    assert _library.device_kernels(0) == ("the op", 132, "the other op", "the third op")
+    assert _library.device_kernels(1) == ("the op", 132, "the other op", "the third op")
     assert loaded == [str(_library.LIBRARY_PATH)]
     assert _library.unavailable_reason() is None
     assert moe_ext.build_info()["cuda_toolkit"] == "13.0"
@@ -117,9 +118,10 @@ def test_library_of_another_build(library, monkeypatch):
         expect(f"the kernels that the planner lists, got {re.escape(said)}; .*reinstall")
 
 
-def test_library_without_an_op(library):
-    del library.moe_ext.quantize_fp8_configured
-    expect("must hold quantize_fp8_configured, .*reinstall", lambda: _library.device_kernels(0))
+@pytest.mark.parametrize("name", ["quantize_fp8_configured", "topk_routing_configured"])
+def test_library_without_an_op(library, name):
+    delattr(library.moe_ext, name)
+    expect(f"must hold {name}, .*reinstall", lambda: _library.device_kernels(0))
 
 
 @pytest.mark.usefixtures("library")

@@ -11,6 +11,7 @@ from moe_ext._version import __version__
 from moe_ext.grouped_gemm import grouped_gemm, grouped_gemm_out
 from moe_ext.grouped_gemm_masked import grouped_gemm_masked, grouped_gemm_masked_out
 from moe_ext.quantize import quantize_fp8, quantize_fp8_out
+from moe_ext.routing import topk_routing, topk_routing_out
 from moe_ext.scales import pad_rows, scales_to_float32
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "quantize_fp8_out",
     "reference",
     "scales_to_float32",
+    "topk_routing",
+    "topk_routing_out",
 ]
 
 

@@ -30,6 +30,7 @@ class DeviceKernels(NamedTuple):
     grouped_gemm_configured: Callable[..., Any]
     sm_count: int
     quantize_fp8_configured: Callable[..., Any]
+    topk_routing_configured: Callable[..., Any]
 
 
 def _torch_version() -> tuple[int, int]:
@@ -121,15 +122,20 @@ def device_kernels(device_index: int) -> DeviceKernels:
             "moe_ext: the GPU must be of compute capability 9.0 (H100, H200, H20), got "
             f"{properties.name} (cuda:{device_index}) of capability {capability[0]}.{capability[1]}"
         )
-    return DeviceKernels(op, properties.multi_processor_count, _quantize_op())
+    return DeviceKernels(
+        op,
+        properties.multi_processor_count,
+        _op("quantize_fp8_configured"),
+        _op("topk_routing_configured"),
+    )
 
 
-def _quantize_op() -> Callable[..., Any]:
-    packet = getattr(torch.ops.moe_ext, "quantize_fp8_configured", None)
+def _op(name: str) -> Callable[..., Any]:
+    packet = getattr(torch.ops.moe_ext, name, None)
     if packet is None:
         raise RuntimeError(
-            "moe_ext: the CUDA library must hold quantize_fp8_configured, got a library without "
-            "it, from an older build: reinstall the package"
+            f"moe_ext: the CUDA library must hold {name}, got a library without it, from an older "
+            "build: reinstall the package"
         )
     op: Callable[..., Any] = packet.default
     return op

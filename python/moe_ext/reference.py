@@ -17,6 +17,7 @@ from moe_ext._quantize_reference import (
     quantize_fp8_per_tensor,
     quantize_fp8_reference,
 )
+from moe_ext._routing_reference import topk_routing_reference
 from moe_ext._scales import SCALE_BLOCK, has_blocks
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "quantize_fp8_per_block",
     "quantize_fp8_per_tensor",
     "quantize_fp8_reference",
+    "topk_routing_reference",
 ]
 
 
