@@ -35,7 +35,8 @@ if(NOT CUTLASS_INCLUDE_DIR)
 endif()
 
 file(GLOB sources CONFIGURE_DEPENDS csrc/*.cpp csrc/common/*.cpp csrc/grouped_gemm/*.cpp csrc/grouped_gemm/*.cu
-     csrc/quantize/*.cpp csrc/quantize/*.cu csrc/fused_moe/*.cpp csrc/fused_moe/*.cu)
+     csrc/quantize/*.cpp csrc/quantize/*.cu csrc/fused_moe/*.cpp csrc/fused_moe/*.cu
+     csrc/routing/*.cpp csrc/routing/*.cu)
 add_library(moe_ext_cuda SHARED ${sources} ${kernel_instances})
 set_target_properties(moe_ext_cuda PROPERTIES PREFIX "" OUTPUT_NAME moe_ext_cuda)
 target_include_directories(moe_ext_cuda SYSTEM PRIVATE ${CUTLASS_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

@@ -12,6 +12,7 @@
 #include "grouped_gemm/config_list.hpp"
 #include "grouped_gemm/op.hpp"
 #include "quantize/op.hpp"
+#include "routing/op.hpp"
 
 namespace moe_ext {
 namespace {
@@ -84,6 +85,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
       "gather_quantize_configured(Tensor x, Tensor? row_slot, Tensor? num_rows, Tensor? topk_weights, "
       "Tensor(a!) out, Tensor(b!)? scale, Tensor? static_scale, Tensor(c!)? partials, int top_k, int format, "
       "bool programmatic) -> ()");
+  // logits (num_tokens, num_experts), correction_bias (num_experts,), weights (num_tokens, top_k) float32, ids the same
+  // in int32, scoring of params.hpp
+  m.def(
+      "topk_routing_configured(Tensor logits, Tensor? correction_bias, Tensor(a!) weights, Tensor(b!) ids, "
+      "int scoring, bool renormalize, int num_groups, int topk_groups, float scale) -> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Lines of key=value
@@ -100,6 +106,7 @@ STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
          moe_ext::CheckedBox<&moe_ext::fused_moe::combine_tokens_configured>::value);
   m.impl("gather_quantize_configured",
          moe_ext::CheckedBox<&moe_ext::fused_moe::gather_quantize_configured>::value);
+  m.impl("topk_routing_configured", moe_ext::CheckedBox<&moe_ext::routing::configured>::value);
 }
 
 // Ops without tensor arguments have no device to dispatch on.

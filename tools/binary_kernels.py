@@ -12,6 +12,8 @@ from pathlib import Path
 
 MMA_OF_DTYPE = {"BF16": "HGMMA", "FP8": "QGMMA"}
 PDL = ("ACQBULK", "PREEXIT")
+# Kernels without a row that are launched programmatically, by template.
+PROGRAMMATIC = re.compile(r"(topk_kernel)ILi(\d+)E")
 WATCHED = re.compile(
     r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(HGMMA|QGMMA|LDL|STL|ACQBULK|PREEXIT)\b"
 )
@@ -38,8 +40,14 @@ def config_of(function: str) -> str | None:
     return tag[2][: int(tag[1])] if tag else None
 
 
+def programmatic_of(function: str) -> str | None:
+    """A kernel without a row that needs the wait and the trigger, as C++ names it."""
+    kernel = PROGRAMMATIC.search(function)
+    return f"{kernel[1]}<{kernel[2]}>" if kernel else None
+
+
 def count_instructions(library: Path) -> dict[str, Counter[str]]:
-    """Tensor-core and local-memory instructions of every row's kernels, FADDs and their clashes."""
+    """Tensor-core, local-memory and waiting instructions of kernels, FADDs and their clashes."""
     cuobjdump, nvdisasm = find_cuda_tool("cuobjdump"), find_cuda_tool("nvdisasm")
     env = {**os.environ, "PATH": f"{Path(nvdisasm).parent}:{os.environ['PATH']}"}
     counts: dict[str, Counter[str]] = {}
@@ -49,7 +57,7 @@ def count_instructions(library: Path) -> dict[str, Counter[str]]:
     ) as process:
         for line in process.stdout or ():
             if function := FUNCTION.match(line):
-                config = config_of(function[1])
+                config = config_of(function[1]) or programmatic_of(function[1])
                 if config is not None:
                     counts.setdefault(config, Counter())
             elif config is not None and (instruction := WATCHED.match(line)):
@@ -62,10 +70,27 @@ def count_instructions(library: Path) -> dict[str, Counter[str]]:
     return counts
 
 
+def missing_pdl(kernel: str, count: Counter[str]) -> list[str]:
+    """The wait and the trigger of programmatic dependent launch: without them dependents race."""
+    return [f"{kernel} holds no {name}" for name in PDL if count[name] == 0]
+
+
+def local_memory(kernel: str, count: Counter[str]) -> list[str]:
+    """Registers that were spilled, or indexed at run time."""
+    if not count["LDL"] and not count["STL"]:
+        return []
+    return [f"{kernel} uses local memory: {count['LDL']} loads, {count['STL']} stores"]
+
+
 def find_problems(library: Path, dtype_of_config: dict[str, str]) -> list[str]:
     """Rows without a kernel, kernels without a row, missing tensor-core work, local memory."""
     problems = []
     counts = count_instructions(library)
+    others = {name: counts.pop(name) for name in list(counts) if "<" in name}
+    if not others:
+        problems.append("no topk_kernel is in the library")
+    for name, count in others.items():
+        problems += missing_pdl(name, count) + local_memory(name, count)
     problems += [
         f"kernel {config} has no row in configs.def"
         for config in counts
@@ -80,12 +105,7 @@ def find_problems(library: Path, dtype_of_config: dict[str, str]) -> list[str]:
         print(f"{config:32} {mma} {count[mma]:5}  LDL {count['LDL']}  STL {count['STL']}")
         if count[mma] == 0:
             problems.append(f"{config} holds no {mma}")
-        # The wait and the trigger of programmatic dependent launch: without them dependents race.
-        problems += [f"{config} holds no {name}" for name in PDL if count[name] == 0]
-        if count["LDL"] or count["STL"]:
-            problems.append(
-                f"{config} uses local memory: {count['LDL']} loads, {count['STL']} stores"
-            )
+        problems += missing_pdl(config, count) + local_memory(config, count)
         # Promotion adds 64 or more sums a step, beside WGMMA (docs/notes/promotion.md).
         if count["FADD"] >= 64 and count["clash"] > MAX_CLASHES * count["FADD"]:
             problems.append(

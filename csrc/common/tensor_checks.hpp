@@ -5,6 +5,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include "common/check.hpp"
+#include "common/input_type.hpp"
 
 namespace moe_ext {
 
@@ -40,6 +41,23 @@ inline void check_dtype(char const* op, char const* argument, Tensor const& tens
                torch::headeronly::toString(expected),
                ", got ",
                torch::headeronly::toString(tensor.scalar_type()));
+  }
+}
+
+inline InputType input_type(char const* op, char const* argument, Tensor const& tensor) {
+  switch (ScalarType const actual = tensor.scalar_type()) {
+    case ScalarType::BFloat16:
+      return InputType::BF16;
+    case ScalarType::Half:
+      return InputType::FP16;
+    case ScalarType::Float:
+      return InputType::FP32;
+    default:
+      fail_value(op,
+                 ": `",
+                 argument,
+                 "` must have dtype BFloat16, Half or Float, got ",
+                 torch::headeronly::toString(actual));
   }
 }
 

@@ -15,21 +15,6 @@ namespace {
 
 constexpr char const* kOp = "quantize_fp8";
 
-InputType input_type(Tensor const& x) {
-  switch (x.scalar_type()) {
-    case ScalarType::BFloat16:
-      return InputType::BF16;
-    case ScalarType::Half:
-      return InputType::FP16;
-    case ScalarType::Float:
-      return InputType::FP32;
-    default:
-      fail_value(kOp,
-                 ": `x` must have dtype BFloat16, Half or Float, got ",
-                 torch::headeronly::toString(x.scalar_type()));
-  }
-}
-
 /// Dense along k, and for `q` no two rows in the same place.
 void check_rows(char const* argument, Tensor const& tensor, std::int64_t least_stride) {
   std::int64_t const last = tensor.dim() - 1;
@@ -157,7 +142,7 @@ void configured(Tensor const& x,
   int const device = x.get_device_index();
   check_on_device(kOp, "q", q, device, "x");
   check_on_device(kOp, "scale", scale, device, "x");
-  InputType const type = input_type(x);
+  InputType const type = input_type(kOp, "x", x);
   check_dtype(kOp, "q", q, ScalarType::Float8_e4m3fn);
   check_dtype(kOp, "scale", scale, ScalarType::Float);
   std::int64_t const dims = x.dim();

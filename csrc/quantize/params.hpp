@@ -3,12 +3,12 @@
 
 #include <cstdint>
 
+#include "common/input_type.hpp"
+
 namespace moe_ext::quantize {
 
 /// Values that share a scale; the numbers are those of the op's argument.
 enum class Granularity : std::int64_t { Tensor = 0, Row = 1, RowBlock = 2, Tile = 3 };
-
-enum class InputType { BF16, FP16, FP32 };
 
 /// A scale's values along a row, and rows of a tile.
 inline constexpr int kBlock = 128;

@@ -14,6 +14,7 @@ from moe_ext.fused_moe import fused_moe, fused_moe_out
 from moe_ext.grouped_gemm import grouped_gemm, grouped_gemm_out
 from moe_ext.grouped_gemm_masked import grouped_gemm_masked, grouped_gemm_masked_out
 from moe_ext.quantize import quantize_fp8, quantize_fp8_out
+from moe_ext.routing import topk_routing, topk_routing_out
 from moe_ext.scales import pad_rows, scales_to_float32
 from moe_ext.sort_tokens import sort_tokens
 
@@ -38,6 +39,8 @@ __all__ = [
     "reference",
     "scales_to_float32",
     "sort_tokens",
+    "topk_routing",
+    "topk_routing_out",
 ]
 
 

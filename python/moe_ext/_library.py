@@ -34,6 +34,8 @@ class DeviceKernels(NamedTuple):
     sort_tokens_configured: Callable[..., Any]
     sort_tokens_scratch: Callable[..., int]
     combine_tokens_configured: Callable[..., Any]
+    topk_routing_configured: Callable[..., Any]
+    fused_moe_configured: Callable[..., Any]
 
 
 def _torch_version() -> tuple[int, int]:

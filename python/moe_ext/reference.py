@@ -13,6 +13,7 @@ from moe_ext._quantize_reference import (
     quantize_fp8_per_tensor,
     quantize_fp8_reference,
 )
+from moe_ext._routing_reference import topk_routing_reference
 from moe_ext._tokens_reference import combine_tokens_reference, sort_tokens_reference
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "quantize_fp8_per_tensor",
     "quantize_fp8_reference",
     "sort_tokens_reference",
+    "topk_routing_reference",
 ]
