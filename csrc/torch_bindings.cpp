@@ -7,8 +7,9 @@
 #include <torch/csrc/stable/library.h>
 
 #include "fused_moe/combine_op.hpp"
-#include "fused_moe/sort_op.hpp"
 #include "fused_moe/gather_op.hpp"
+#include "fused_moe/op.hpp"
+#include "fused_moe/sort_op.hpp"
 #include "grouped_gemm/config_list.hpp"
 #include "grouped_gemm/op.hpp"
 #include "quantize/op.hpp"
@@ -90,6 +91,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
   m.def(
       "topk_routing_configured(Tensor logits, Tensor? correction_bias, Tensor(a!) weights, Tensor(b!) ids, "
       "int scoring, bool renormalize, int num_groups, int topk_groups, float scale) -> ()");
+  // A layer: topk_weights and topk_ids (num_tokens, top_k), the rest as fused_moe/op.hpp has it
+  m.def(
+      "fused_moe_configured(Tensor hidden_states, Tensor w13, Tensor w2, Tensor topk_weights, Tensor "
+      "topk_ids, "
+      "Tensor? w13_scale, Tensor? w2_scale, Tensor? a1_scale, Tensor? a2_scale, Tensor? w13_bias, "
+      "Tensor? w2_bias, Tensor? expert_map, Tensor? addend, Tensor(a!) workspace, Tensor(b!) out, int[] "
+      "layout, "
+      "float[] gating, float routed_scale, int first_expert, int n_segments, int a1_format, int a2_format, "
+      "int flags, int w13_config, int w2_config) -> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Lines of key=value
@@ -104,6 +114,7 @@ STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
   m.impl("sort_tokens_configured", moe_ext::CheckedBox<&moe_ext::fused_moe::sort_tokens_configured>::value);
   m.impl("combine_tokens_configured",
          moe_ext::CheckedBox<&moe_ext::fused_moe::combine_tokens_configured>::value);
+  m.impl("fused_moe_configured", moe_ext::CheckedBox<&moe_ext::fused_moe::fused_moe_configured>::value);
   m.impl("gather_quantize_configured",
          moe_ext::CheckedBox<&moe_ext::fused_moe::gather_quantize_configured>::value);
   m.impl("topk_routing_configured", moe_ext::CheckedBox<&moe_ext::routing::configured>::value);

@@ -18,27 +18,17 @@ struct LaunchShape {
   bool programmatic;  // may begin before the previous kernel in the stream has ended
 };
 
-/// The devices on which a kernel has been allowed its shared memory, a bit each. Remembered, because saying it again
-/// costs each launch half a microsecond; atomic, because it is only ever set, to what is true by then.
-using AllowedDevices = std::atomic<std::uint64_t>;
+/// Allows a kernel its shared memory on the current device.
+inline void allow_shared_memory(void const* kernel, int bytes) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "cudaFuncSetAttribute");
+}
 
-/// `kernel` always comes with the same `shape.shared_bytes` and the same `allowed`.
 template <class KernelParams>
-void launch_kernel(void (*kernel)(KernelParams),
-                   LaunchShape const& shape,
-                   int device,
-                   AllowedDevices& allowed,
-                   cudaStream_t stream,
-                   KernelParams const& params) {
-  // Devices past the last bit have none and are told each time.
-  std::uint64_t const bit = device < 64 ? std::uint64_t{1} << device : 0;
-  if ((allowed.load(std::memory_order_acquire) & bit) == 0) [[unlikely]] {
-    check_cuda(cudaFuncSetAttribute(reinterpret_cast<void const*>(kernel),
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    shape.shared_bytes),
-               "cudaFuncSetAttribute");
-    allowed.fetch_or(bit, std::memory_order_release);
-  }
+void enqueue_kernel(void (*kernel)(KernelParams),
+                    LaunchShape const& shape,
+                    cudaStream_t stream,
+                    KernelParams const& params) {
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
   if (shape.cluster > 1) {
@@ -57,6 +47,40 @@ void launch_kernel(void (*kernel)(KernelParams),
   config.attrs = attributes;
   config.numAttrs = count;
   check_cuda(cudaLaunchKernelEx(&config, kernel, params), "kernel launch");
+}
+
+/// The devices on which a kernel has been allowed its shared memory, a bit each. Remembered, because saying it again
+/// costs each launch half a microsecond; atomic, because it is only ever set, to what is true by then.
+using AllowedDevices = std::atomic<std::uint64_t>;
+
+/// `kernel` always comes with the same `shape.shared_bytes` and the same `allowed`.
+template <class KernelParams>
+void launch_kernel(void (*kernel)(KernelParams),
+                   LaunchShape const& shape,
+                   int device,
+                   AllowedDevices& allowed,
+                   cudaStream_t stream,
+                   KernelParams const& params) {
+  // Devices past the last bit have none and are told each time.
+  std::uint64_t const bit = device < 64 ? std::uint64_t{1} << device : 0;
+  if ((allowed.load(std::memory_order_acquire) & bit) == 0) [[unlikely]] {
+    allow_shared_memory(reinterpret_cast<void const*>(kernel), shape.shared_bytes);
+    allowed.fetch_or(bit, std::memory_order_release);
+  }
+  enqueue_kernel(kernel, shape, stream, params);
+}
+
+/// For a kernel whose shared memory depends on the problem and is seldom more than every kernel has.
+template <class KernelParams>
+void launch_kernel(void (*kernel)(KernelParams),
+                   LaunchShape const& shape,
+                   cudaStream_t stream,
+                   KernelParams const& params) {
+  constexpr int kEveryKernelHas = 48 * 1024;
+  if (shape.shared_bytes > kEveryKernelHas) [[unlikely]] {
+    allow_shared_memory(reinterpret_cast<void const*>(kernel), shape.shared_bytes);
+  }
+  enqueue_kernel(kernel, shape, stream, params);
 }
 
 }  // namespace moe_ext

@@ -58,47 +58,30 @@ void check_read_rows(char const* argument, Tensor const& tensor, std::int64_t ro
 
 }  // namespace
 
-void combine_tokens_configured(Tensor const& y,
-                               Tensor const& slot_row,
-                               std::optional<Tensor> topk_weights,
-                               std::optional<Tensor> addend,
-                               Tensor const& out,
-                               std::int64_t top_k,
-                               double routed_scale) {
-  check_value(y.is_cuda(), kOp, ": `y` must be a CUDA tensor, got another kind of device");
-  int const device = y.get_device_index();
-  check_dtype(kOp, "y", y, ScalarType::BFloat16);
-  check_rank(kOp, "y", y, 2);
-  check_on_device(kOp, "slot_row", slot_row, device, "y");
-  check_dtype(kOp, "slot_row", slot_row, ScalarType::Int);
-  check_rank(kOp, "slot_row", slot_row, 1);
-  check_value(
-      slot_row.size(0) <= 1 || slot_row.stride(0) == 1, kOp, ": `slot_row` must be contiguous, got a stride");
-  check_on_device(kOp, "out", out, device, "y");
+CombineParams check_combine(Tensor const& out,
+                            std::int64_t top_k,
+                            std::optional<Tensor> const& topk_weights,
+                            std::optional<Tensor> const& addend,
+                            double routed_scale) {
+  check_value(out.is_cuda(), kOp, ": `out` must be a CUDA tensor, got another kind of device");
+  int const device = out.get_device_index();
   check_value(top_k >= 1 && top_k <= kMaxTopK, kOp, ": `top_k` must be in [1, ", kMaxTopK, "], got ", top_k);
-  std::int64_t const hidden = y.size(1);
-  check_value(hidden % 8 == 0 && hidden <= std::numeric_limits<int>::max(),
-              kOp,
-              ": `y` must have a multiple of 8 columns below 2^31, got ",
-              hidden);
   check_rank(kOp, "out", out, 2);
   std::int64_t const num_tokens = out.size(0);
-  check_value(slot_row.size(0) % top_k == 0 && slot_row.size(0) / top_k == num_tokens,
+  std::int64_t const hidden = out.size(1);
+  check_value(hidden % 8 == 0 && hidden <= std::numeric_limits<int>::max(),
               kOp,
-              ": `slot_row` must have `top_k` elements for each of ",
-              num_tokens,
-              " tokens, got ",
-              slot_row.size(0));
-  check_read_rows("y", y, y.size(0), hidden);
+              ": `out` must have a multiple of 8 columns below 2^31, got ",
+              hidden);
   check_read_rows("out", out, num_tokens, hidden);
   check_value(num_tokens <= 1 || out.stride(0) >= hidden,
               kOp,
               ": `out` must have rows apart from each other, got stride ",
               step(out, 0));
-  CombineParams params{.y = y.const_data_ptr(),
-                       .y_row_stride = step(y, 0),
-                       .num_rows = y.size(0),
-                       .slot_row = static_cast<int const*>(slot_row.const_data_ptr()),
+  CombineParams params{.y = nullptr,
+                       .y_row_stride = hidden,
+                       .num_rows = 0,
+                       .slot_row = nullptr,
                        .weights = nullptr,
                        .weights_type = CombineType::FP32,
                        .weights_token_stride = 0,
@@ -115,7 +98,7 @@ void combine_tokens_configured(Tensor const& y,
                        .routed_scale = static_cast<float>(routed_scale),
                        .programmatic = false};
   if (topk_weights.has_value()) {
-    check_on_device(kOp, "topk_weights", *topk_weights, device, "y");
+    check_on_device(kOp, "topk_weights", *topk_weights, device, "out");
     check_rank(kOp, "topk_weights", *topk_weights, 2);
     check_size(kOp, "topk_weights", 0, topk_weights->size(0), num_tokens);
     check_size(kOp, "topk_weights", 1, topk_weights->size(1), top_k);
@@ -125,12 +108,43 @@ void combine_tokens_configured(Tensor const& y,
     params.weights_choice_stride = step(*topk_weights, 1);
   }
   if (addend.has_value()) {
-    check_on_device(kOp, "addend", *addend, device, "y");
+    check_on_device(kOp, "addend", *addend, device, "out");
     check_read_rows("addend", *addend, num_tokens, hidden);
     params.addend = addend->const_data_ptr();
     params.addend_type = type_of("addend", *addend);
     params.addend_row_stride = step(*addend, 0);
   }
+  return params;
+}
+
+void combine_tokens_configured(Tensor const& y,
+                               Tensor const& slot_row,
+                               std::optional<Tensor> topk_weights,
+                               std::optional<Tensor> addend,
+                               Tensor const& out,
+                               std::int64_t top_k,
+                               double routed_scale) {
+  CombineParams params = check_combine(out, top_k, topk_weights, addend, routed_scale);
+  int const device = out.get_device_index();
+  check_on_device(kOp, "y", y, device, "out");
+  check_dtype(kOp, "y", y, ScalarType::BFloat16);
+  check_rank(kOp, "y", y, 2);
+  check_read_rows("y", y, y.size(0), params.hidden_size);
+  check_on_device(kOp, "slot_row", slot_row, device, "out");
+  check_dtype(kOp, "slot_row", slot_row, ScalarType::Int);
+  check_rank(kOp, "slot_row", slot_row, 1);
+  check_value(
+      slot_row.size(0) <= 1 || slot_row.stride(0) == 1, kOp, ": `slot_row` must be contiguous, got a stride");
+  check_value(slot_row.size(0) % top_k == 0 && slot_row.size(0) / top_k == params.num_tokens,
+              kOp,
+              ": `slot_row` must have `top_k` elements for each of ",
+              params.num_tokens,
+              " tokens, got ",
+              slot_row.size(0));
+  params.y = y.const_data_ptr();
+  params.y_row_stride = step(y, 0);
+  params.num_rows = y.size(0);
+  params.slot_row = static_cast<int const*>(slot_row.const_data_ptr());
   DeviceGuard const guard(static_cast<torch::stable::accelerator::DeviceIndex>(device));
   combine(params, current_stream(device));
 }

@@ -5,7 +5,16 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include "fused_moe/combine.hpp"
+
 namespace moe_ext::fused_moe {
+
+/// Checks all of a combination but y and slot_row, which are left null.
+CombineParams check_combine(torch::stable::Tensor const& out,
+                            std::int64_t top_k,
+                            std::optional<torch::stable::Tensor> const& topk_weights,
+                            std::optional<torch::stable::Tensor> const& addend,
+                            double routed_scale);
 
 /// Adds each token's rows of `y` into `out` (combine.hpp), whose rows are the tokens. Checks everything memory safety
 /// depends on; reads no device memory.

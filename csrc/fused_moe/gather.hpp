@@ -45,6 +45,9 @@ struct GatherParams {
   int num_partials;
   // May begin before the previous kernel in the stream has ended; waits for it before it reads.
   bool programmatic;
+  /// Lets the kernel behind it begin before that wait: for one that reads nothing of the previous kernel's, nor of this
+  /// one's, before its own wait.
+  bool dependents_first;
 };
 
 /// Rows are quantised bit for bit as quantize_fp8 quantises the gathered rows. Where out is x, without row_slot and

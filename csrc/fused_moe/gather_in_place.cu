@@ -21,7 +21,7 @@ __device__ float scale_of_all(RowParams const& params, int thread) {
 template <GatherFormat kFormat>
 __global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
     __grid_constant__ RowParams const params) {
-  wait_for_previous_kernel();
+  wait_for_previous_kernel(params.source);
   GatherParams const& problem = params.source.problem;
   int const threads = params.threads_per_row;
   int const thread = static_cast<int>(threadIdx.x) % threads;

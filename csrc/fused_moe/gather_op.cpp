@@ -80,6 +80,8 @@ void set_partials(GatherParams& params, Tensor const& partials, int device) {
   params.num_partials = static_cast<int>(count);
 }
 
+}  // namespace
+
 void set_weights(GatherParams& params, Tensor const& weights, int device) {
   check_on_device(kOp, "topk_weights", weights, device, "x");
   ScalarType const type = weights.scalar_type();
@@ -95,8 +97,6 @@ void set_weights(GatherParams& params, Tensor const& weights, int device) {
   params.weights_token_stride = step(weights, 0);
   params.weights_choice_stride = step(weights, 1);
 }
-
-}  // namespace
 
 void gather_quantize_configured(Tensor const& x,
                                 std::optional<Tensor> row_slot,
@@ -156,7 +156,8 @@ void gather_quantize_configured(Tensor const& x,
                       .static_scale = nullptr,
                       .partials = nullptr,
                       .num_partials = 0,
-                      .programmatic = programmatic};
+                      .programmatic = programmatic,
+                      .dependents_first = false};
   if (row_slot.has_value()) {
     check_operand("row_slot", *row_slot, device, ScalarType::Int);
     check_rank(kOp, "row_slot", *row_slot, 1);

@@ -5,7 +5,12 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include "fused_moe/gather.hpp"
+
 namespace moe_ext::fused_moe {
+
+/// Sets what rows are multiplied by: (num_tokens, top_k) in bfloat16 or float32, checked against the sizes in `params`.
+void set_weights(GatherParams& params, torch::stable::Tensor const& weights, int device);
 
 /// Row r of `out` = row row_slot[r] / top_k of `x`, times the slot's weight if there are weights, in `format` (of
 /// gather.hpp), for the first `num_rows` rows. Checks everything memory safety depends on; reads no device memory.

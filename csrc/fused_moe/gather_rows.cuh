@@ -29,9 +29,12 @@ struct Row {
 
 /// Rows, counts and slots come from the kernel before; nothing may be read earlier than this. Those that come after may
 /// begin, since they wait for the end of this kernel in turn.
-__device__ inline void wait_for_previous_kernel() {
+__device__ inline void wait_for_previous_kernel(RowSource const& source) {
+  if (source.problem.dependents_first) {
+    cudaTriggerProgrammaticLaunchCompletion();
+  }
   cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
+  cudaTriggerProgrammaticLaunchCompletion();  // nothing the second time
 }
 
 __device__ inline int valid_rows(GatherParams const& problem) {

@@ -30,7 +30,7 @@ __device__ float largest_of_cta(float largest) {
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_largest_kernel(
     __grid_constant__ ChunkParams const params) {
-  wait_for_previous_kernel();
+  wait_for_previous_kernel(params.source);
   GatherParams const& problem = params.source.problem;
   int const thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   int const stride = static_cast<int>(gridDim.x * blockDim.x) / kTeam;
@@ -52,7 +52,7 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_largest_kernel
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_tensor_scale_kernel(
     __grid_constant__ TensorParams const params) {
-  wait_for_previous_kernel();
+  wait_for_previous_kernel(params.chunks.source);
   GatherParams const& problem = params.chunks.source.problem;
   auto const chunk = load_own_chunk<kBlocks>(params.chunks);
   float largest = 0.0f;

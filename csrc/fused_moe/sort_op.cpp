@@ -50,13 +50,10 @@ void check_experts(std::int64_t num_experts) {
 
 }  // namespace
 
-void sort_tokens_configured(Tensor const& topk_ids,
-                            Tensor const& offs,
-                            Tensor const& row_slot,
-                            Tensor const& slot_row,
-                            std::optional<Tensor> scratch,
-                            std::optional<Tensor> expert_map,
-                            std::int64_t first_expert) {
+SortParams check_sort(Tensor const& topk_ids,
+                      std::int64_t num_experts,
+                      std::optional<Tensor> const& expert_map,
+                      std::int64_t first_expert) {
   check_value(topk_ids.is_cuda(), kOp, ": `topk_ids` must be a CUDA tensor, got another kind of device");
   int const device = topk_ids.get_device_index();
   IdType const type = id_type(topk_ids);
@@ -80,6 +77,7 @@ void sort_tokens_configured(Tensor const& topk_ids,
               " elements, got ",
               num_tokens,
               " rows");
+  check_experts(num_experts);
   check_value(first_expert >= 0 && first_expert <= std::numeric_limits<int>::max(),
               kOp,
               ": `first_expert` must be in [0, 2^31), got ",
@@ -92,23 +90,37 @@ void sort_tokens_configured(Tensor const& topk_ids,
                     .first_expert = first_expert,
                     .num_tokens = num_tokens,
                     .top_k = static_cast<int>(top_k),
-                    .num_experts = 0,
-                    .offs = vector_of("offs", offs, device),
-                    .row_slot = vector_of("row_slot", row_slot, device),
-                    .slot_row = vector_of("slot_row", slot_row, device),
+                    .num_experts = static_cast<int>(num_experts),
+                    .offs = nullptr,
+                    .row_slot = nullptr,
+                    .slot_row = nullptr,
                     .scratch = nullptr,
                     .programmatic = false};
-  check_experts(offs.size(0));
-  params.num_experts = static_cast<int>(offs.size(0));
-  std::int64_t const num_slots = num_tokens * top_k;
-  check_size(kOp, "row_slot", 0, row_slot.size(0), num_slots);
-  check_size(kOp, "slot_row", 0, slot_row.size(0), num_slots);
   if (expert_map.has_value()) {
     int const* const map = vector_of("expert_map", *expert_map, device);
     params.num_global = expert_map->size(0);
-    // An empty tensor may have no address, which would say that there is no map; this one is never read.
-    params.expert_map = params.num_global > 0 ? map : params.offs;
+    // An empty tensor may have no address, which would say that there is no map; another one is never read.
+    params.expert_map = params.num_global > 0 ? map : static_cast<int const*>(params.topk_ids);
   }
+  return params;
+}
+
+void sort_tokens_configured(Tensor const& topk_ids,
+                            Tensor const& offs,
+                            Tensor const& row_slot,
+                            Tensor const& slot_row,
+                            std::optional<Tensor> scratch,
+                            std::optional<Tensor> expert_map,
+                            std::int64_t first_expert) {
+  check_rank(kOp, "offs", offs, 1);
+  SortParams params = check_sort(topk_ids, offs.size(0), expert_map, first_expert);
+  int const device = topk_ids.get_device_index();
+  params.offs = vector_of("offs", offs, device);
+  params.row_slot = vector_of("row_slot", row_slot, device);
+  params.slot_row = vector_of("slot_row", slot_row, device);
+  std::int64_t const num_slots = params.num_tokens * params.top_k;
+  check_size(kOp, "row_slot", 0, row_slot.size(0), num_slots);
+  check_size(kOp, "slot_row", 0, slot_row.size(0), num_slots);
   std::int64_t const needed = sort_scratch_elems(num_slots, params.num_experts);
   if (needed > 0) {
     check_value(scratch.has_value(), kOp, ": `scratch` must have ", needed, " elements, got none");

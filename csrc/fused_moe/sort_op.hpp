@@ -6,7 +6,15 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include "fused_moe/sort.hpp"
+
 namespace moe_ext::fused_moe {
+
+/// Checks what a sort reads; where it writes is left null.
+SortParams check_sort(torch::stable::Tensor const& topk_ids,
+                      std::int64_t num_experts,
+                      std::optional<torch::stable::Tensor> const& expert_map,
+                      std::int64_t first_expert);
 
 /// Sorts the slots of `topk_ids` into three contiguous int32 tensors (sort.hpp); as many experts as `offs` is long.
 /// `scratch` is int32 and contiguous, of at least sort_tokens_scratch(...) elements. Checks everything memory safety

@@ -51,6 +51,18 @@ OutDtype check_out_dtype(char const* argument, Tensor const& tensor) {
   return bf16 ? OutDtype::BF16 : OutDtype::FP32;
 }
 
+/// TMA strides are below 2^40 bytes.
+void check_stride_limit(char const* argument, std::int64_t bytes) {
+  check_value(bytes < (std::int64_t{1} << 40),
+              kOp,
+              ": `",
+              argument,
+              "` must have strides below 2^40 bytes, got ",
+              bytes);
+}
+
+}  // namespace
+
 Bias check_bias(std::optional<Tensor> const& bias, std::int64_t num_groups, std::int64_t n, int device) {
   if (!bias.has_value()) {
     return {};
@@ -65,18 +77,6 @@ Bias check_bias(std::optional<Tensor> const& bias, std::int64_t num_groups, std:
           .n_stride = bias->stride(1),
           .dtype = dtype};
 }
-
-/// TMA strides are below 2^40 bytes.
-void check_stride_limit(char const* argument, std::int64_t bytes) {
-  check_value(bytes < (std::int64_t{1} << 40),
-              kOp,
-              ": `",
-              argument,
-              "` must have strides below 2^40 bytes, got ",
-              bytes);
-}
-
-}  // namespace
 
 Sizes check_operands(Call const& call, Dtype dtype) {
   Tensor const& a = call.a;

@@ -44,4 +44,10 @@ Params check_call(Call const& call,
                   torch::stable::Tensor const& out,
                   int sm_count);
 
+/// (num_groups, n) in bfloat16 or float32, any strides; none is no bias.
+Bias check_bias(std::optional<torch::stable::Tensor> const& bias,
+                std::int64_t num_groups,
+                std::int64_t n,
+                int device);
+
 }  // namespace moe_ext::grouped_gemm

@@ -65,8 +65,8 @@ struct Params {
   TokenScales scale_a;
   WeightScales scale_b;
   Bias bias;
-  Gating gating;  // of gated kernels
-  void* out;      // (num_rows, n), gated (num_rows, n / 2), N contiguous
+  Gating gating = {};  // of gated kernels
+  void* out;           // (num_rows, n), gated (num_rows, n / 2), N contiguous
   std::int64_t n;
   std::int64_t k;
   std::int64_t a_row_stride_bytes;

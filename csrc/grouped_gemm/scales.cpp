@@ -36,6 +36,18 @@ float const* check_scale(char const* argument, Tensor const& scale, ScaleShape c
              ")");
 }
 
+/// Whether 128 columns that begin at a multiple of 128 of a tile in plain order lie in one scale block each.
+bool one_block_a_column(ScaleShape const& shape) {
+  if (shape.n_offset != 0) {
+    return false;
+  }
+  if (shape.kernel.output ==
+      Output::Gated) {  // columns of gate, and those of up, which begin anew or at n / 2
+    return shape.n_segments == 2 || shape.n % (2 * kScaleBlock) == 0;
+  }
+  return shape.n_segments == 1 || shape.n / 2 % kScaleBlock == 0;
+}
+
 }  // namespace
 
 TokenScales check_token_scales(std::optional<Tensor> const& scale, ScaleShape const& shape) {
@@ -143,9 +155,8 @@ WeightScales check_weight_scales(std::optional<Tensor> const& scale, ScaleShape 
   } else {
     fail_shape("scale_b", *scale, shape);
   }
-  bool const aligned = shape.n_offset == 0 && (shape.n_segments == 1 || segment_n % kScaleBlock == 0);
   check_value(
-      aligned || is_swapped(shape.kernel.order),
+      is_swapped(shape.kernel.order) || one_block_a_column(shape),
       kOp,
       ": `config` must be a Swap-AB kernel where blocks of scale_b do not begin at multiples of 128, got ",
       std::string(shape.kernel.id));

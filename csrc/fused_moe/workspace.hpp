@@ -1,0 +1,35 @@
+// Where the parts of a layer's workspace lie, as the stages that use them want it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <torch/csrc/stable/tensor.h>
+
+#include "fused_moe/gather.hpp"
+
+namespace moe_ext::fused_moe {
+
+struct WorkspaceParts {
+  int* offs;
+  int* row_slot;
+  int* slot_row;
+  int* sort_scratch;  // lies where later stages write
+  std::int64_t sort_scratch_elems;
+  void* intermediate;
+  void* rows;
+  GatherParams gather;    // everything but what it reads and its format
+  GatherParams quantize;  // the same; reads the intermediate
+};
+
+/// Checks that the parts of `layout` (python/moe_ext/_fused_moe_workspace.py) lie within the workspace.
+WorkspaceParts check_workspace(torch::stable::Tensor const& workspace,
+                               std::vector<std::int64_t> const& layout,
+                               std::int64_t slots,
+                               std::int64_t hidden,
+                               std::int64_t intermediate,
+                               std::int64_t num_experts,
+                               bool fp8,
+                               int device);
+
+}  // namespace moe_ext::fused_moe
