@@ -33,8 +33,8 @@ KernelParams make_kernel_params(Params const& params) {
   auto const row_k = static_cast<std::uint32_t>(std::min(ceil_div(params.k, kPieceK) * kPieceK, kStageK));
   constexpr std::uint32_t kBoxWeights = kConfig.tile_weights;
   // How many of a masked tensor's rows count is not known here: seldom many.
-  bool const few_rows = params.groups.max_rows > 0 ||
-                        params.groups.num_rows <= params.groups.num_groups * kFewRowsPerGroup;
+  bool const few_rows =
+      params.groups.max_rows > 0 || params.groups.num_rows <= params.groups.num_groups * kFewRowsPerGroup;
   L2Fetch const l2_fetch = few_rows ? L2Fetch::Bytes128 : L2Fetch::Bytes256;
   KernelParams result{};
   TensorMapDim const weights[] = {{size(params.k), 0, T::kWholeRows ? row_k : kBoxK},
