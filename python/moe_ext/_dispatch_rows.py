@@ -23,8 +23,8 @@ class Row(NamedTuple):
     `touched_tiles` counts the 64-row weight tiles that the rows can touch at most: how many CTAs
     can be busy when each row has a group of its own. `weight_tiles` counts those of all groups:
     the layers that were measured have 512 and more. With far fewer, as one expert a GPU has, a
-    wide tile would leave most SMs idle, and no row is for that. `max_k_alignment` bounds the largest
-    power of two that divides k.
+    wide tile would leave most SMs idle, and no row is for that. `max_k_alignment` bounds the
+    largest power of two that divides k.
     """
 
     dtype: str
