@@ -14,7 +14,8 @@ class GroupedGemmConfig:
     Attributes:
         index: position in the list; what the C++ op takes.
         id: name; what users, tables and profilers show.
-        order: "SwapAB" (weights on the M side of WGMMA) or "Plain" (tokens on M).
+        order: "SwapAB" (weights on the M side of WGMMA), "SwapABRows" (the same, with whole rows of
+            weights in shared memory) or "Plain" (tokens on M).
         dtype: "bf16" or "fp8" operands.
         accumulate: "fp32" (bf16), "promoted", "fast" or, for scales per block, "block", or
             "shifted" where the weights' blocks begin inside k (fp8).
@@ -41,6 +42,11 @@ class GroupedGemmConfig:
     mma_warp_groups: int
     split_k: int
     ctas_per_sm: int
+
+    @property
+    def swapped(self) -> bool:
+        """Whether weights sit on the M side of WGMMA, as `is_swapped` in C++ has it."""
+        return self.order != "Plain"
 
 
 _COLUMNS = tuple(field.name for field in dataclasses.fields(GroupedGemmConfig))[1:]
@@ -111,7 +117,7 @@ def matching_configs(
         if config.dtype == dtype
         and config.output == output
         and config.accumulate == ("block" if swapped else accumulate)
-        and (not swapped or config.order != "Plain")
+        and (not swapped or config.swapped)
     )
 
 

@@ -82,7 +82,7 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
     share = ceil_div(problem.num_rows, active_groups)
     token_tiles = ceil_div(share, config.tile_tokens)
     width = config.tile_tokens
-    if config.order != "Plain":
+    if config.swapped:
         width = min(width, ceil_div(ceil_div(share, token_tiles), 8) * 8)
     tiles = active_groups * token_tiles * ceil_div(problem.n, config.tile_weights)
     tiles_per_sm = ceil_div(tiles * config.split_k, problem.sm_count)
@@ -90,12 +90,12 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
     row_bytes = ceil_div(problem.k * ITEM_BYTES[problem.dtype], step_bytes) * config.tile_k_bytes
 
     # Under 64 columns WGMMA waits for its 64-row operand: reading that takes as long as 32 columns.
-    columns = width if config.order == "Plain" else max(width, 32 + width // 2)
+    columns = max(width, 32 + width // 2) if config.swapped else width
     flops_per_us = DENSE_FLOPS_PER_US[problem.dtype] / _CEILING_SMS
     math_us = 2.0 * config.tile_weights * columns * row_bytes / ITEM_BYTES[problem.dtype]
     math_us /= flops_per_us
     if problem.accumulate in ("promoted", "block"):
-        swapped_block = problem.accumulate == "block" and config.order != "Plain"
+        swapped_block = problem.accumulate == "block" and config.swapped
         math_us *= _SWAPPED_BLOCK_SLOWDOWN if swapped_block else _PROMOTION_SLOWDOWN
     elif problem.accumulate == "shifted":  # everything is multiplied twice
         math_us *= 2 * _SWAPPED_BLOCK_SLOWDOWN
