@@ -39,7 +39,7 @@ __device__ void load_part(
 }
 
 /// The largest over the threads of a row, in all of them.
-__device__ float largest_of_row(float largest, int threads_per_row) {
+__device__ inline float largest_of_row(float largest, int threads_per_row) {
   largest = quantize::largest_of_lanes<kWarp>(largest);
   if (threads_per_row == kWarp) {
     return largest;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,28 +11,49 @@ from torch import Tensor
 
 INTERLEAVED = "interleaved"
 CONCATENATED = "concatenated"
-GATE_UP_LAYOUTS = {CONCATENATED: 0, INTERLEAVED: 1}
-"""How the rows of `w13` hold gate and up, and the number that the C++ op takes for it."""
+GATE_UP_LAYOUTS = (CONCATENATED, INTERLEAVED)
+"""How the rows of `w13` hold gate and up."""
+
+_NONE = float("inf")
 
 
 class Activation(NamedTuple):
-    """What a name stands for."""
+    """What a name stands for.
 
-    number: int  # what the C++ op takes for it
+    `slope` has a, b and c of g * sigmoid(g * (a + b * s + c * s^2)) * (u + up_offset), s = g^2,
+    which every activation here is or is close to: csrc/grouped_gemm/params.hpp, Gating. Where
+    there is no up row, u is g within -up_limit and up_limit.
+    """
+
     gated: bool  # whether `w13` holds gate and up
     alpha: float | None = None  # the default, where there is such an argument
     limit: float | None = None  # the default; infinite is none
+    slope: tuple[float, float, float] = (1.0, 0.0, 0.0)
+    up_limit: float = _NONE
+    up_offset: float = 0.0
 
 
-_NONE = float("inf")
+_TANH_SLOPE = 2 * math.sqrt(2 / math.pi)  # tanh(x) is 2 * sigmoid(2 * x) - 1
 ACTIVATIONS = {
-    "swiglu": Activation(0, gated=True, limit=_NONE),
-    "swiglu_oai": Activation(1, gated=True, alpha=1.702, limit=7.0),
-    "geglu": Activation(2, gated=True),
-    "geglu_tanh": Activation(3, gated=True),
-    "relu2": Activation(4, gated=False),
-    "silu": Activation(5, gated=False),
+    "swiglu": Activation(gated=True, limit=_NONE),
+    "swiglu_oai": Activation(gated=True, alpha=1.702, limit=7.0, up_offset=1.0),
+    # The normal distribution's integral as a sigmoid of an odd polynomial, fitted so that g times
+    # it is within 3e-5 of GELU.
+    "geglu": Activation(gated=True, slope=(1.59501576, 0.0740112976, -0.000703034366)),
+    "geglu_tanh": Activation(gated=True, slope=(_TANH_SLOPE, 0.044715 * _TANH_SLOPE, 0.0)),
+    # A sigmoid so steep that it is a step.
+    "relu2": Activation(gated=False, slope=(1e30, 0.0, 0.0)),
+    "silu": Activation(gated=False, up_limit=0.0, up_offset=1.0),
 }
+
+
+def gating(activation: str, alpha: float, limit: float) -> list[float]:
+    """Return linear, cubic, quintic, gate_limit, up_limit and up_offset of C++'s Gating."""
+    form = ACTIVATIONS[activation]
+    linear, cubic, quintic = form.slope
+    if form.alpha is not None:
+        linear = alpha
+    return [linear, cubic, quintic, limit, min(limit, form.up_limit), form.up_offset]
 
 
 def _swiglu(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:

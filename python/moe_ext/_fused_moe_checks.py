@@ -33,11 +33,11 @@ class Layer(NamedTuple):
     intermediate_size: int
     num_experts: int
     fp8: bool
-    activation: int  # of `ACTIVATIONS`
+    activation: str
     gated: bool
     alpha: float
     limit: float  # infinite is none
-    gate_up_layout: int  # of `GATE_UP_LAYOUTS`
+    gate_up_layout: str
     w13_scale: WeightScale | None  # None for BF16
     w2_scale: WeightScale | None
 
@@ -109,10 +109,10 @@ def check_fused_moe(
         intermediate_size,
         num_experts,
         w13.dtype is _FP8,
-        ACTIVATIONS[activation].number,
+        activation,
         gated,
         *resolved(activation, alpha, limit),
-        GATE_UP_LAYOUTS[gate_up_layout],
+        gate_up_layout,
         *layouts,
     )
 

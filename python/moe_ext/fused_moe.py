@@ -102,8 +102,8 @@ def fused_moe(
         routed_scale: factor of the sum over experts, not of `addend`.
         accumulate: FP8 only. "promoted" or "fast", as in `grouped_gemm`.
         batch_invariant: makes the result of a token bitwise independent of the other tokens, at
-            some cost. (With scales of a whole tensor that are computed it cannot be, and on the CPU
-            it need not be.)
+            some cost: where one scale of all rows would be computed, each row has its own. (On the
+            CPU the result need not be.)
         workspace: any dtype and shape, contiguous, same device, at least
             `moe_ext.fused_moe_workspace_size` bytes: scratch memory, overwritten, nothing read from
             it. Must overlap no other argument (not checked), and no other stream may use it at the
@@ -116,7 +116,6 @@ def fused_moe(
         ValueError: an argument differs from the above; the message has what was expected and what
             came.
         RuntimeError: the CUDA library cannot run here.
-        NotImplementedError: on CUDA tensors, for now.
 
     Notes:
         Rounded are, apart from sums in float32: rows to FP8, as `moe_ext.quantize_fp8` does it; the
@@ -225,7 +224,6 @@ def fused_moe_out(
     Raises:
         ValueError: an argument differs from the above.
         RuntimeError: the CUDA library cannot run here.
-        NotImplementedError: on CUDA tensors, for now.
 
     Notes:
         Otherwise as `fused_moe`.

@@ -1,0 +1,106 @@
+"""A layer's kernels, and how its rows are quantised: functions of host numbers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+from moe_ext._activations import INTERLEAVED
+from moe_ext._configs import GroupedGemmConfig, matching_configs
+from moe_ext._dispatch import choose
+from moe_ext._fused_moe_checks import Layer
+from moe_ext._fused_moe_scales import WeightScale
+from moe_ext._scales import SCALE_BLOCK
+
+# How rows become FP8: the numbers of GatherFormat, csrc/fused_moe/gather.hpp.
+_BF16_ROWS, _STATIC_SCALE, _TENSOR_SCALE, _ROW_SCALE, _ROW_BLOCKS = range(5)
+
+
+class Kernels(NamedTuple):
+    """Indices of the kernels of the two GEMMs."""
+
+    gate_up: int
+    down: int
+
+
+def row_format(scale: WeightScale | None, static: bool, batch_invariant: bool) -> int:
+    """Say how rows that meet a weight with `scale` are quantised.
+
+    A scale of all rows would make each depend on the others: `batch_invariant` gives each its own.
+    """
+    if scale is None:
+        return _BF16_ROWS
+    if scale.granularity == "1x128":
+        return _ROW_BLOCKS
+    if scale.granularity == "row":
+        return _ROW_SCALE
+    if static:
+        return _STATIC_SCALE
+    return _ROW_SCALE if batch_invariant else _TENSOR_SCALE
+
+
+def _gated_candidates(layer: Layer, accumulate: str, bias: bool) -> tuple[GroupedGemmConfig, ...]:
+    """List the gated kernels that can take the first GEMM.
+
+    Those of plain order read one weight scale for each 128 columns of a tile's gate and of its up,
+    and with scales per block have no registers for a bias.
+    """
+    configs = matching_configs("fp8" if layer.fp8 else "bf16", accumulate, "gated")
+    if accumulate != "block":
+        return configs
+    scale = layer.w13_scale
+    whole_blocks = layer.intermediate_size % SCALE_BLOCK == 0
+    segments = scale is not None and scale.n_segments == 2
+    plain = (whole_blocks or segments) and layer.gate_up_layout != INTERLEAVED and not bias
+    return tuple(config for config in configs if plain or config.swapped)
+
+
+def _nearest(
+    wanted: GroupedGemmConfig, candidates: tuple[GroupedGemmConfig, ...]
+) -> GroupedGemmConfig:
+    """Return the candidate with the tile most like the wanted one, by order, tokens, weights."""
+
+    def distance(config: GroupedGemmConfig) -> tuple[bool, float, float]:
+        return (
+            config.swapped != wanted.swapped,
+            abs(math.log2(config.tile_tokens / wanted.tile_tokens)),
+            abs(math.log2(config.tile_weights / wanted.tile_weights)),
+        )
+
+    return min(candidates, key=distance)
+
+
+@functools.lru_cache(maxsize=4096)
+def choose_kernels(
+    layer: Layer, accumulate: str, bias: bool, batch_invariant: bool, sm_count: int
+) -> Kernels:
+    """Choose a layer's kernels; `bias` is whether the first GEMM has one.
+
+    The gated kernel is the one most like that which the product alone would take.
+    """
+    num_rows = layer.num_tokens * layer.top_k
+    dtype = "fp8" if layer.fp8 else "bf16"
+
+    def kind(scale: WeightScale | None) -> str:
+        return "block" if scale is not None and scale.granularity == "1x128" else accumulate
+
+    sizes = {"num_rows": num_rows, "num_groups": layer.num_experts, "sm_count": sm_count}
+    first = kind(layer.w13_scale)
+    # No gated kernel leaves the tensor core's sums where they are: "fast" allows it, no more.
+    gated_kind = "block" if first == "block" else "promoted"
+    n = 2 * layer.intermediate_size
+    like = choose(dtype=dtype, accumulate=first, n=n, k=layer.hidden_size, **sizes).config
+    gate_up = _nearest(like, _gated_candidates(layer, gated_kind, bias))
+    down = choose(
+        dtype=dtype,
+        accumulate=kind(layer.w2_scale),
+        n=layer.hidden_size,
+        k=layer.intermediate_size,
+        **sizes,
+    ).config
+    if batch_invariant and down.split_k > 1:
+        # All others add up K in one order, whatever their tiles: tests/test_kernels_gpu.py.
+        same = matching_configs(dtype, down.accumulate)
+        down = _nearest(down, tuple(config for config in same if config.split_k == 1))
+    return Kernels(gate_up.index, down.index)
