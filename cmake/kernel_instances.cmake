@@ -1,6 +1,6 @@
 # Turns csrc/grouped_gemm/configs.def into sources, in `kernel_instances`: a family of rows (same order, dtype,
-# accumulation and output) shares files of at most MOE_EXT_ROWS_PER_FILE rows, because a row alone in a file compiles three
-# times as long as a further one. Each row is pasted, not included: editing it recompiles its own file only.
+# accumulation and output) shares files of at most MOE_EXT_ROWS_PER_FILE rows, because a row alone in a file compiles
+# three times as long as a further one. Each row is pasted, not included: editing it recompiles its own file only.
 set(table ${CMAKE_SOURCE_DIR}/csrc/grouped_gemm/configs.def)
 set(template ${CMAKE_SOURCE_DIR}/csrc/grouped_gemm/instance.cu.in)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table} ${template})
@@ -8,7 +8,8 @@ file(STRINGS ${table} rows REGEX "^MOE_EXT_CONFIG\\(")
 
 set(files "")
 foreach(row IN LISTS rows)
-  if(NOT row MATCHES "^MOE_EXT_CONFIG\\( *([A-Za-z0-9_]+) *, *([A-Za-z0-9]+) *, *([A-Za-z0-9]+) *, *([A-Za-z0-9]+) *, *([A-Za-z0-9]+) *,")
+  set(word "([A-Za-z0-9_]+)")
+  if(NOT row MATCHES "^MOE_EXT_CONFIG\\( *${word} *, *${word} *, *${word} *, *${word} *, *${word} *,")
     message(FATAL_ERROR "configs.def: a row must begin with id, order, dtype, accumulate, output: ${row}")
   endif()
   set(id ${CMAKE_MATCH_1})

@@ -15,13 +15,16 @@ HEADER = (
 
 
 def test_a_row_becomes_a_value():
-    (config,) = _configs.parse_configs(f"{HEADER}\nswap_x,SwapAB,FP8,Promoted,128,64,256,4,2,4,2\n")
+    (config,) = _configs.parse_configs(
+        f"{HEADER}\nswap_x,SwapAB,FP8,Promoted,Rows,128,64,256,4,2,4,2\n"
+    )
     assert config == moe_ext.GroupedGemmConfig(
         index=0,
         id="swap_x",
         order="SwapAB",
         dtype="fp8",
         accumulate="promoted",
+        output="rows",
         tile_weights=128,
         tile_tokens=64,
         tile_k_bytes=256,

@@ -96,7 +96,7 @@ def test_table_rows_name_compiled_kernels_and_their_measurement():
 def test_every_kernel_is_chosen_somewhere_or_kept_on_purpose():
     kinds_rows_shapes = itertools.product(KINDS, ROWS, SHAPES)
     chosen = {choose(*problem).config.id for problem in kinds_rows_shapes}
-    ids = {config.id for config in moe_ext.kernels()}
+    ids = {config.id for config in moe_ext.kernels() if config.output == "rows"}
     assert ids - chosen - KEPT_FOR_TUNING == set()
     assert ids >= KEPT_FOR_TUNING
 

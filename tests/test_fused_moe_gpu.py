@@ -13,10 +13,16 @@ from support.fused_moe import (
     Sizes,
     integer_layer,
     is_gated,
+    layer_by_parts,
     random_layer,
 )
 from support.inputs import in_poison, poisoned
-from support.tolerance import assert_close_to_reference, assert_same_bits, assert_untouched
+from support.tolerance import (
+    assert_close_to_reference,
+    assert_same_bits,
+    assert_untouched,
+    dissimilarity,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -46,11 +52,22 @@ SIZES = {
 }
 
 
-def check(layer, **options):
-    """Hold the op against the reference, both on the GPU, at level 1 of the design's accuracy."""
-    out = moe_ext.fused_moe(**layer, **options)
+# What may become of a layer by FP8 values that fall on the other side of a tie: support.fused_moe.
+MAX_DISSIMILARITY_BY_TIES = 1e-3
+
+
+def hold(out, layer):
+    """Hold `out` against the reference of the layer, both on the GPU."""
     expected = fused_moe_reference(**layer, out_dtype=torch.float32)
+    if layer["w13"].dtype is torch.float8_e4m3fn:
+        assert dissimilarity(out, expected) < MAX_DISSIMILARITY_BY_TIES
+        expected = layer_by_parts(layer)
     assert_close_to_reference(out, expected)
+
+
+def check(layer, **options):
+    out = moe_ext.fused_moe(**layer, **options)
+    hold(out, layer)
     return out
 
 
@@ -192,7 +209,10 @@ def test_only_what_belongs_to_the_layer_counts(layout):
         layer = random_layer(layout, "swiglu", sizes, "cuda")
         layer["topk_ids"][::3, 1:] = -1
         layer["topk_ids"][4] = sizes.num_experts
-        expected = fused_moe_reference(**layer, out_dtype=torch.float32)
+        clean = {
+            name: value.clone() if torch.is_tensor(value) else value
+            for name, value in layer.items()
+        }
         layer["hidden_states"][4], layer["topk_weights"][4] = float("nan"), float("nan")
         layer |= {name: in_poison(layer[name]) for name in ("hidden_states", "w13", "w2")}
         size = workspace_size(sizes)
@@ -200,7 +220,7 @@ def test_only_what_belongs_to_the_layer_counts(layout):
         out = poisoned((sizes.num_tokens, sizes.hidden + 16), torch.bfloat16, "cuda")
         view = out[:, : sizes.hidden]
         moe_ext.fused_moe_out(**layer, out=view, workspace=workspace[:size])
-        assert_close_to_reference(view, expected)
+        hold(view, clean)
         assert_untouched(out[:, sizes.hidden :])
         assert bool((workspace[size:] == 0xFF).all())
         assert view[4].eq(0).all()

@@ -274,7 +274,7 @@ def test_it_waits_for_the_kernel_in_front():
 
 
 def test_a_capture_behind_two_streams():
-    source = normal_logits(64, 256, device="cuda")
+    source = normal_logits(64, 256, device="cuda") / 8  # three times of which do not saturate
     logits, bias = torch.zeros_like(source), torch.zeros(256, device="cuda")
     moe_ext.topk_routing(logits, 8)
     torch.cuda.synchronize()

@@ -84,6 +84,8 @@ void launch(GatherParams const& params, int num_partials, cudaStream_t stream) {
 
 void in_place(GatherParams const& params, cudaStream_t stream) {
   constexpr int kMost = RowVector::kElems * kRowVectors * kMaxRowThreads;
+  check_value(params.format != GatherFormat::BF16,
+              "gather_quantize: a copy must not have the place of its source, got one address");
   check_value(params.hidden_size <= kMost && params.row_slot == nullptr &&
                   params.out_row_stride == 2 * params.x_row_stride,
               "gather_quantize: rows in the place of others must be where those are, at most ",
@@ -97,7 +99,7 @@ void in_place(GatherParams const& params, cudaStream_t stream) {
               " (FP8) elements");
   switch (params.format) {
     case GatherFormat::BF16:
-      return fail_value("gather_quantize: a copy must not have the place of its source, got one address");
+      return;
     case GatherFormat::StaticScale:
       return launch<GatherFormat::StaticScale>(params, 0, stream);
     case GatherFormat::TensorScale:

@@ -6,6 +6,8 @@ import dataclasses
 
 import moe_ext
 import torch
+from moe_ext import _fused_moe_reference
+from moe_ext.reference import fused_moe_reference
 from torch import Tensor
 from torch.nn import functional
 
@@ -272,3 +274,27 @@ def plain_layer(layer: dict[str, object]) -> Tensor:
     out = out * layer.get("routed_scale", 1.0)
     addend = layer.get("addend")
     return out if addend is None else out + addend.float()
+
+
+def layer_by_parts(layer: dict[str, object]) -> Tensor:
+    """Run the reference with its first GEMM by `moe_ext.grouped_gemm`, to float32.
+
+    Where the intermediate becomes FP8, sums that differ in their last bits may fall on either side
+    of a tie, and the largest of them decides a scale. So that this does not hide or make up
+    errors, both sides quantise what comes of the same sums; `grouped_gemm` has tests of its own.
+    """
+    exact = _fused_moe_reference.grouped_gemm_reference
+
+    def product(
+        a: Tensor, b: Tensor, offs: Tensor, scale: Tensor | None, weight_scale: Tensor, **options
+    ) -> Tensor:
+        if options["out_dtype"] is not torch.float32:  # the second GEMM
+            return exact(a, b, offs, scale, weight_scale, **options)
+        a = moe_ext.pad_rows(a)
+        return moe_ext.grouped_gemm(a, b, offs, scale_a=scale, scale_b=weight_scale, **options)
+
+    _fused_moe_reference.grouped_gemm_reference = product
+    try:
+        return fused_moe_reference(**layer, out_dtype=torch.float32)
+    finally:
+        _fused_moe_reference.grouped_gemm_reference = exact
