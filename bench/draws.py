@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from bench.cases import Case
 from bench.data.routing import make_routing
@@ -39,9 +41,18 @@ def draw_key(case: Case, num_tokens: int, routing: str) -> DrawKey:
 Counts = npt.NDArray[np.int64]
 
 
+@cache
+def draw(key: DrawKey, seed: int) -> tuple[Tensor, Tensor]:
+    """Return ids (num_tokens, top_k) int32 and weights (num_tokens, top_k) float32 of one draw.
+
+    All draws are kept: those of a full grid take tens of megabytes and seconds.
+    """
+    return make_routing(key.num_tokens, key.num_experts, key.top_k, key.routing, seed)
+
+
 def draw_counts(key: DrawKey, seed: int) -> Counts:
     """Return the rows of every expert in one draw: (num_experts,)."""
-    ids, _ = make_routing(key.num_tokens, key.num_experts, key.top_k, key.routing, seed)
+    ids, _ = draw(key, seed)
     return np.bincount(ids.numpy().reshape(-1), minlength=key.num_experts)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bench.cases import Case
+from bench.cases import STAGES, Case
 
 # Measured on one H200 (132 SMs, 700 W, CUDA 13.0): bulk copies into shared memory read 4.52 TB/s,
 # dense torch.mm reaches 690-730 TFLOP/s in BF16 and torch._scaled_mm 1280-1440 per tensor in FP8,
@@ -21,7 +21,7 @@ OUT_BYTES = 2
 
 @dataclass(frozen=True)
 class Work:
-    """Bytes and operations of one call, both GEMMs of a pair added up."""
+    """Bytes and operations of one call, both GEMMs of a pair or layer added up."""
 
     weight_bytes: float
     activation_bytes: float
@@ -40,6 +40,19 @@ def work_of(
         activation_bytes=float(sum(rows * (k * element + n * OUT_BYTES) for n, k in shapes)),
         operations=float(sum(2 * rows * n * k for n, k in shapes)),
     )
+
+
+def layer_work_of(case: Case, dtype: str, num_tokens: int, active_experts: float) -> Work:
+    """Return the work of a whole layer: its GEMMs', with other activations.
+
+    Hidden states and output once a token, the intermediate in the dtype of the weights and the
+    experts' results in BF16 once a row; gate and up need not leave the chip.
+    """
+    gemms = work_of(case, STAGES, dtype, num_tokens, active_experts)
+    hidden_bytes = case.hidden_size * OUT_BYTES
+    row_bytes = case.intermediate_size * ELEMENT_BYTES[dtype] + hidden_bytes
+    activation_bytes = num_tokens * (2 * hidden_bytes + case.top_k * row_bytes)
+    return replace(gemms, activation_bytes=float(activation_bytes))
 
 
 def floor_us(work: Work, dtype: str) -> float:

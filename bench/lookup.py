@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bench.layouts import CONTIGUOUS
+from bench.ops import PAIR
 from bench.power import BURST
 from bench.rows import Row, in_regime
 
@@ -28,7 +29,8 @@ def time_us(row: Row | None) -> float | None:
 
 
 class Results:
-    """Pair rows of one routing kind, regime of the power limit and layout of the activations."""
+    """Rows of one op, routing kind, regime of the power limit, layout of the activations and mode,
+    by default of the pair."""
 
     def __init__(
         self,
@@ -36,12 +38,16 @@ class Results:
         routing: str = ROUTING,
         power: str = BURST,
         layout: str = CONTIGUOUS,
+        op: str = PAIR,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         """Index the last row of every measurement."""
         self._rows = {
             (row.provider, row.case, row.dtype, row.scale, row.accumulate, row.num_tokens): row
             for row in in_regime(rows, power)
-            if row.op == "grouped_gemm_pair" and row.routing == routing and row.layout == layout
+            if (row.op, row.routing, row.layout, row.batch_invariant)
+            == (op, routing, layout, batch_invariant)
         }
 
     def get(

@@ -7,27 +7,37 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.cases import STAGES, Case
+from bench.cases import Case
 from bench.checks import MAX_ERROR, MAX_ERROR_FAST, max_error
 from bench.draws import draw_all, draw_key
 from bench.floors import floor_us, traffic_floor_us
+from bench.layer import LayerProblem
+from bench.layer_checks import MAX_LAYER_ERROR, max_layer_error
 from bench.layouts import CONTIGUOUS
+from bench.ops import GEMM, LAYER, stage_sets
 from bench.problem import Cell, MemoryPool, Plan, Problem, make_plan
-from bench.providers.base import Provider, Variant
+from bench.providers.base import P, Provider, Variant
 from bench.providers.deep_gemm import DeepGemm
 from bench.providers.moe_ext import MoeExt
+from bench.providers.moe_ext_layer import MoeExtLayer
 from bench.providers.torch_grouped_mm import TorchGroupedMM
+from bench.providers.torch_layer import TorchLayer
 from bench.rows import Row
-from bench.timing import Timing, TimingPolicy, time_cuda, time_wall
+from bench.timing import Timing, TimingPolicy, time_cuda, time_host, time_wall
 
-PROVIDERS: dict[str, type[Provider]] = {
+PROVIDERS: dict[str, type[Provider[Problem]]] = {
     "moe_ext": MoeExt,
     "torch": TorchGroupedMM,
     "deep_gemm": DeepGemm,
+}
+LAYER_PROVIDERS: dict[str, type[Provider[LayerProblem]]] = {
+    "moe_ext": MoeExtLayer,
+    "torch": TorchLayer,
 }
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -77,14 +87,13 @@ def make_plans(
     layout: str = CONTIGUOUS,
 ) -> list[Plan]:
     """Draw all routings and plan every cell; dtype outermost, as the pool is filled per dtype."""
-    stage_sets = [STAGES] if op == "grouped_gemm_pair" else [(stage,) for stage in STAGES]
     cells = [
-        Cell(case, stages, num_tokens, dtype, routing, layout)
+        Cell(case, stages, num_tokens, dtype, routing, layout, op)
         for dtype in dtypes
         for case in cases
         for routing in routings
         for num_tokens in tokens
-        for stages in stage_sets
+        for stages in stage_sets(op)
     ]
     keys = [draw_key(cell.case, cell.num_tokens, cell.routing) for cell in cells]
     draws = draw_all(keys)
@@ -123,12 +132,13 @@ class Outcome:
     timing: Timing | None
     error: float | None
     skipped_reason: str
+    host_us: float | None = None
 
 
 def measure(
-    provider: Provider,
+    provider: Provider[P],
     variant: Variant,
-    problem: Problem,
+    problem: P,
     policy: TimingPolicy,
     environment: Environment,
     give_up_us: float = math.inf,
@@ -140,7 +150,7 @@ def measure(
 
 
 def skip(
-    provider: Provider,
+    provider: Provider[Any],
     variant: Variant,
     plan: Plan,
     policy: TimingPolicy,
@@ -152,7 +162,7 @@ def skip(
 
 
 def _row(
-    provider: Provider,
+    provider: Provider[Any],
     variant: Variant,
     plan: Plan,
     config: str,
@@ -164,8 +174,8 @@ def _row(
     floor = floor_us(work, cell.dtype)
     moved = work.weight_bytes + work.activation_bytes
     return Row(
-        op="grouped_gemm_pair" if len(cell.stages) > 1 else "grouped_gemm",
-        stage="" if len(cell.stages) > 1 else cell.stages[0],
+        op=cell.op,
+        stage=cell.stages[0] if cell.op == GEMM else "",
         case=cell.case.name,
         provider=provider.name,
         dtype=variant.dtype,
@@ -193,6 +203,8 @@ def _row(
         commit=environment.commit,
         power=policy.power.regime,
         layout=cell.layout,
+        batch_invariant=variant.batch_invariant,
+        host_us=round(outcome.host_us, 2) if outcome.host_us is not None else None,
     )
 
 
@@ -202,19 +214,18 @@ def _finite(error: float | None) -> float | None:
 
 
 def _check_and_time(
-    provider: Provider,
+    provider: Provider[P],
     variant: Variant,
-    problem: Problem,
+    problem: P,
     policy: TimingPolicy,
     environment: Environment,
     give_up_us: float,
 ) -> Outcome:
-    error = None
+    error = host_us = None
     try:
         call = provider.prepare(problem, variant)
         problem.poison()
-        error = max_error(problem, variant.scale, provider.unpack(problem, call(0)))
-        limit = MAX_ERROR_FAST if variant.accumulate == "fast" else MAX_ERROR
+        error, limit = _error(problem, variant, provider.unpack(problem, call(0)))
         if not error <= limit:
             return Outcome(None, error, f"wrong result: max_err {error:.3g} > {limit}")
         if environment.device.type == "cuda":
@@ -225,6 +236,8 @@ def _check_and_time(
                 compute_heavy=problem.plan.compute_heavy,
                 give_up_us=give_up_us,
             )
+            if problem.plan.cell.op == LAYER:
+                host_us = time_host(call)
         else:
             timing = time_wall(call, problem.plan.calls, policy)
     except (RuntimeError, ValueError) as failure:
@@ -232,4 +245,16 @@ def _check_and_time(
         environment.synchronize()
         reason = str(failure).strip().splitlines() or [""]
         return Outcome(None, error, f"{type(failure).__name__}: {reason[0][:120]}")
-    return Outcome(timing, error, "")
+    return Outcome(timing, error, "", host_us)
+
+
+def _error(
+    problem: Problem | LayerProblem, variant: Variant, outputs: Sequence[Tensor]
+) -> tuple[float, float]:
+    """Return the error of call 0 and the largest that is timed."""
+    fast = variant.accumulate == "fast"
+    if isinstance(problem, LayerProblem):
+        invariant = variant.batch_invariant
+        error = max_layer_error(problem, variant.scale, outputs[0], batch_invariant=invariant)
+        return error, MAX_ERROR_FAST if fast else MAX_LAYER_ERROR
+    return max_error(problem, variant.scale, outputs), MAX_ERROR_FAST if fast else MAX_ERROR

@@ -11,8 +11,17 @@ from torch import Tensor
 
 from bench.cases import Case
 from bench.draws import Counts
-from bench.floors import ELEMENT_BYTES, OUT_BYTES, Work, floor_us, is_compute_heavy, work_of
+from bench.floors import (
+    ELEMENT_BYTES,
+    OUT_BYTES,
+    Work,
+    floor_us,
+    is_compute_heavy,
+    layer_work_of,
+    work_of,
+)
 from bench.layouts import BUFFER_STEP, CONTIGUOUS, MASKED, MAX_BUFFER_BYTES
+from bench.ops import LAYER, PAIR
 from bench.timing import TimingPolicy
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
@@ -34,11 +43,18 @@ class Cell:
     dtype: str
     routing: str
     layout: str = CONTIGUOUS
+    op: str = PAIR
 
     @property
     def num_rows(self) -> int:
         """Rows of every GEMM: tokens times top-k."""
         return self.num_tokens * self.case.top_k
+
+    def work(self, active_experts: float) -> Work:
+        """Return the work of one call that hits this many experts."""
+        if self.op == LAYER:
+            return layer_work_of(self.case, self.dtype, self.num_tokens, active_experts)
+        return work_of(self.case, self.stages, self.dtype, self.num_tokens, active_experts)
 
 
 @dataclass(frozen=True)
@@ -102,8 +118,7 @@ class Plan:
     @property
     def work(self) -> Work:
         """Work of one call, averaged over the calls of the graph."""
-        cell = self.cell
-        return work_of(cell.case, cell.stages, cell.dtype, cell.num_tokens, self.active_experts)
+        return self.cell.work(self.active_experts)
 
     @property
     def compute_heavy(self) -> bool:
@@ -117,12 +132,13 @@ class Plan:
 
     def blocks(self) -> list[tuple[tuple[int, ...], int]]:
         """Return shape and padded bytes of each tensor in the pool: per stage the activations,
-        then the copies."""
+        which a whole layer makes itself, then the copies."""
         case, element = self.cell.case, ELEMENT_BYTES[self.cell.dtype]
         shapes: list[tuple[int, ...]] = []
         for stage in self.cell.stages:
             n, k = case.stage_shape(stage)
-            shapes.append((*self.row_shape, k))
+            if self.cell.op != LAYER:
+                shapes.append((*self.row_shape, k))
             shapes.extend([(case.num_experts, n, k)] * self.copies)
         return [(s, _padded(math.prod(s) * element)) for s in shapes]
 
@@ -134,7 +150,7 @@ class Plan:
 def make_plan(cell: Cell, counts: Counts, policy: TimingPolicy) -> Plan:
     """Decide copies and calls of a cell from its draws: (num_draws, num_experts) counts."""
     active = float((counts > 0).sum(axis=1).mean())
-    work = work_of(cell.case, cell.stages, cell.dtype, cell.num_tokens, active)
+    work = cell.work(active)
     copies = policy.num_copies(work.weight_bytes)
     return Plan(cell, counts, copies, policy.num_calls(floor_us(work, cell.dtype), copies))
 
@@ -188,6 +204,17 @@ class Problem:
             stage.out.fill_(math.nan)
 
 
+def carve(plan: Plan, pool: MemoryPool) -> list[list[Tensor]]:
+    """Return the tensors of `Plan.blocks` as views of the pool, one list per stage."""
+    views = []
+    begin = 0
+    for shape, num_bytes in plan.blocks():
+        views.append(pool.values[begin : begin + math.prod(shape)].view(shape))
+        begin += num_bytes // ELEMENT_BYTES[plan.cell.dtype]
+    per_stage = len(views) // len(plan.cell.stages)
+    return [views[i : i + per_stage] for i in range(0, len(views), per_stage)]
+
+
 def make_problem(plan: Plan, pool: MemoryPool, out_buffers: list[Tensor]) -> Problem:
     """Carve the tensors of a cell from the pool.
 
@@ -196,18 +223,11 @@ def make_problem(plan: Plan, pool: MemoryPool, out_buffers: list[Tensor]) -> Pro
         pool: At least `plan.pool_bytes` of the cell's dtype.
         out_buffers: One flat bfloat16 buffer per stage, as `bench.measure.make_out_buffers`.
     """
-    cell, element = plan.cell, ELEMENT_BYTES[plan.cell.dtype]
+    cell = plan.cell
     device = pool.values.device
-    views = []
-    begin = 0
-    for shape, num_bytes in plan.blocks():
-        views.append(pool.values[begin : begin + math.prod(shape)].view(shape))
-        begin += num_bytes // element
-    per_stage = 1 + plan.copies
     stages = []
-    for index, name in enumerate(cell.stages):
+    for index, (name, own) in enumerate(zip(cell.stages, carve(plan, pool), strict=True)):
         n, _ = cell.case.stage_shape(name)
-        own = views[index * per_stage : (index + 1) * per_stage]
         shape = (*plan.row_shape, n)
         out = out_buffers[index][: math.prod(shape)].view(shape)
         stages.append(StageInputs(name, own[0], own[1:], out))

@@ -64,6 +64,7 @@ class Progress:
                 row.scale if row.dtype == "fp8" else "",
                 row.accumulate,
                 "" if row.layout == CONTIGUOUS else row.layout,
+                "batch-invariant" if row.batch_invariant else "",
                 row.case,
                 row.stage,
                 row.provider,

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import bars, bars_fp8, bars_masked
+from bench import bars, bars_fp8, bars_layer, bars_masked
 from bench.layouts import CONTIGUOUS, MASKED
-from bench.peers import PEERS_CSV, PeerTimes, load_block_scaled, load_deep_gemm, load_masked
+from bench.ops import GEMM, LAYER, PAIR
+from bench.peers import PEERS_CSV, Peers, load_peers
 from bench.power import SUSTAINED
 from bench.rows import Row, in_regime, latest, load_rows
 from bench.tables import (
@@ -19,8 +20,10 @@ from bench.tables import (
     replace_section,
     skipped_list,
     time_tables,
+    timed_rows,
 )
 from bench.tables_fp8 import block_comparison, layout_tables
+from bench.tables_layer import layer_tables
 from bench.tables_masked import masked_tables
 from bench.tables_power import power_table
 from bench.verdicts import format_bars
@@ -47,11 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write what was asked for; returns 1 when a check or a comparison fails."""
     args = build_parser().parse_args(arguments)
     rows = latest(row for path in args.results for row in load_rows(path))
-    peers, block_peers = load_deep_gemm(args.peers), load_block_scaled(args.peers)
-    masked_peers = load_masked(args.peers)
+    peers = load_peers(args.peers)
     failed = False
     if args.markdown is not None:
-        args.markdown.write_text(markdown(rows, peers, block_peers, masked_peers))
+        args.markdown.write_text(markdown(rows, peers))
     if args.plot is not None:
         # Only here, so that every other output works without matplotlib.
         from bench.plot import plot
@@ -61,9 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.readme.write_text(replace_section(args.readme.read_text(), readme_section(rows)))
     if args.check:
         verdicts = [
-            *bars.evaluate(rows, peers),
-            *bars_fp8.evaluate(rows, block_peers),
-            *bars_masked.evaluate(rows, masked_peers),
+            *(bars.evaluate(rows, peers.deep_gemm) if _has_gemms(rows) else ()),
+            *bars_fp8.evaluate(rows, peers.block_scaled),
+            *bars_masked.evaluate(rows, peers.masked),
+            *bars_layer.evaluate(rows, peers.layers),
         ]
         print(format_bars(verdicts, verbose=not args.misses))
         failed |= any(verdict.passed is not True for verdict in verdicts)
@@ -74,21 +77,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def markdown(
-    rows: Sequence[Row], peers: PeerTimes, block_peers: PeerTimes, masked_peers: PeerTimes
-) -> str:
+def _has_gemms(rows: Sequence[Row]) -> bool:
+    """Return whether the bars of the first release are meant: not with rows of layers alone."""
+    return not rows or any(row.op in (PAIR, GEMM) for row in rows)
+
+
+def markdown(rows: Sequence[Row], peers: Peers) -> str:
     """Return the report; a section without rows is left out."""
     shown = (
         pair_rows(rows)
         or pair_rows(rows, all_scales=True)
         or pair_rows(rows, all_scales=True, layout=MASKED)
+        or timed_rows(rows, LAYER)
     )
     sections = {
-        "Times": time_tables(rows),
-        "Comparison": comparison_tables(rows, peers),
+        "Times": time_tables(rows) if _has_gemms(rows) else "",
+        "Comparison": comparison_tables(rows, peers.deep_gemm) if _has_gemms(rows) else "",
         "FP8 with other scales": layout_tables(rows),
-        "Scales per block against others": block_comparison(rows, block_peers),
-        "Masked layout": masked_tables(rows, masked_peers),
+        "Scales per block against others": block_comparison(rows, peers.block_scaled),
+        "Masked layout": masked_tables(rows, peers.masked),
+        "Whole layer": layer_tables(rows, peers.layers),
         "Burst and sustained": power_table(rows),
         "Skipped": skipped_list(rows),
     }
@@ -134,6 +142,7 @@ def _name(row: Row) -> str:
         row.accumulate,
         row.routing,
         "" if row.layout == CONTIGUOUS else row.layout,
+        "batch-invariant" if row.batch_invariant else "",
         SUSTAINED if row.power == SUSTAINED else "",
         f"T={row.num_tokens}",
     )

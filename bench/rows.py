@@ -47,6 +47,8 @@ class Row:
     commit: str
     power: str = MIXED
     layout: str = CONTIGUOUS
+    batch_invariant: bool = False
+    host_us: float | None = None
 
     def to_json(self) -> str:
         """Return the row as one line of JSON."""
@@ -72,6 +74,7 @@ def measurement(row: Row) -> tuple[object, ...]:
         row.routing,
         row.num_tokens,
         row.layout,
+        row.batch_invariant,
     )
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from bench.cases import ROUTINGS, TOKENS, Case, case_names, extra_case_names, get_case
 from bench.floors import floor_us
+from bench.layer import TENSOR_STATIC, make_layer
 from bench.layouts import CONTIGUOUS, LAYOUTS
 from bench.measure import (
+    LAYER_PROVIDERS,
     PROVIDERS,
     Environment,
     make_out_buffers,
@@ -23,6 +26,7 @@ from bench.measure import (
     measure,
     skip,
 )
+from bench.ops import LAYER, OPS, PAIR
 from bench.power import BURST, POWERS, PowerPolicy
 from bench.problem import Plan, make_problem
 from bench.progress import Progress
@@ -30,7 +34,8 @@ from bench.providers.base import Provider, Variant
 from bench.scales import SCALES
 from bench.timing import TimingPolicy
 
-OPS = ("grouped_gemm_pair", "grouped_gemm")
+# A provider takes those that it has: TENSOR_STATIC is of whole layers, and they have no mixtures.
+ALL_SCALES = [*SCALES, TENSOR_STATIC]
 DRY_RUN_TOKENS = (1, 4, 16)
 DRY_RUN_POLICY = TimingPolicy(samples=3, warmup=0, l2_bytes=1.0, graph_us=1.0)
 
@@ -39,10 +44,11 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the command line of `bench.run`."""
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
     add = parser.add_argument
-    add("--op", choices=OPS, default="grouped_gemm_pair")
+    add("--op", choices=OPS, default=PAIR)
     add("--out", type=Path, default=Path("results.jsonl"), help="JSONL file, appended to")
     add("--providers", type=_names(list(PROVIDERS)), default=list(PROVIDERS))
     add("--layout", choices=LAYOUTS, default=CONTIGUOUS, help="of the activations")
+    add("--batch-invariant", action="store_true", help="whole layers in their batch-invariant mode")
     add("--configs", type=_words, default=[], help="moe_ext kernels to force: all, or ids")
     add_grid_arguments(parser)
     return parser
@@ -56,7 +62,7 @@ def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=_integers, default=list(TOKENS), help="tokens before top-k")
     add("--dtypes", type=_names(["bf16", "fp8"]), default=["bf16", "fp8"])
     add("--accumulate", type=_names(["promoted", "fast"]), default=["promoted", "fast"])
-    add("--scales", type=_names(list(SCALES)), default=["tensor"], help="FP8 scale layouts")
+    add("--scales", type=_names(ALL_SCALES), default=["tensor"], help="FP8 scale layouts")
     add("--routing", type=_names(list(ROUTINGS)), default=["zipf0.6"])
     add("--power", choices=POWERS, default=BURST, help="before or at the card's power limit")
     add("--samples", type=int, default=20, help="graph replays per measurement, at least")
@@ -93,15 +99,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns 1 when a provider gave a wrong result."""
     args = build_parser().parse_args(arguments)
     environment, policy, plans = set_up(args, args.op, args.layout)
-    providers = _present(args.providers, args.layout)
-    jobs = _jobs(plans, providers, args.accumulate, args.scales, args.configs)
+    providers = _present(args.op, args.providers, args.layout, args.batch_invariant)
+    jobs = _jobs(plans, providers, args)
     wrong = 0
     with (
         Progress(sum(len(variants) for _, variants in jobs)) as progress,
         args.out.open("a") as file,
     ):
         fitting = [plan for plan in plans if not plan.skipped_reason]
-        out_buffers = make_out_buffers(fitting, environment.device)
+        gemms = [plan for plan in fitting if plan.cell.op != LAYER]
+        out_buffers = make_out_buffers(gemms, environment.device)
         pool, case = None, None
         for plan, variants in jobs:
             if args.budget is not None and progress.seconds > args.budget:
@@ -120,7 +127,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if pool is None or pool.dtype != cell.dtype:
                 pool = None  # frees the old one first
                 pool = make_pool(fitting, cell.dtype, environment.device)
-            problem = make_problem(plan, pool, out_buffers)
+            problem: Any = (
+                make_layer(plan, pool)
+                if cell.op == LAYER
+                else make_problem(plan, pool, out_buffers)
+            )
             for provider, variant in variants:
                 row = measure(provider, variant, problem, policy, environment)
                 file.write(row.to_json() + "\n")
@@ -165,13 +176,21 @@ def _floor_s(plan: Plan, policy: TimingPolicy) -> float:
     return schedule.seconds(replay_us)
 
 
-def _present(names: Sequence[str], layout: str) -> list[Provider]:
+def _present(
+    op: str, names: Sequence[str], layout: str, batch_invariant: bool
+) -> list[Provider[Any]]:
     """Return the providers that can run here, and say why others are skipped."""
+    known: Mapping[str, type[Provider[Any]]] = LAYER_PROVIDERS if op == LAYER else PROVIDERS
     present = []
     for name in names:
-        provider = PROVIDERS[name]()
+        if name not in known:
+            print(f"provider {name} is skipped: it has no {op}")
+            continue
+        provider = known[name]()
         if layout not in provider.layouts:
             print(f"provider {name} is skipped: it has no {layout} layout")
+        elif batch_invariant and not provider.batch_invariant:
+            print(f"provider {name} is skipped: it has no batch-invariant mode of {op}")
         elif not provider.available():
             print(f"provider {name} is skipped: {provider.needs} must be there, got none")
         else:
@@ -180,20 +199,18 @@ def _present(names: Sequence[str], layout: str) -> list[Provider]:
 
 
 def _jobs(
-    plans: Sequence[Plan],
-    providers: Sequence[Provider],
-    accumulates: Sequence[str],
-    scales: Sequence[str],
-    configs: Sequence[str],
-) -> list[tuple[Plan, list[tuple[Provider, Variant]]]]:
+    plans: Sequence[Plan], providers: Sequence[Provider[Any]], args: argparse.Namespace
+) -> list[tuple[Plan, list[tuple[Provider[Any], Variant]]]]:
     """Pair every cell with the variants to measure on it."""
     return [
         (
             plan,
             [
-                (provider, variant)
+                (provider, replace(variant, batch_invariant=args.batch_invariant))
                 for provider in providers
-                for variant in provider.variants(plan.cell.dtype, accumulates, scales, configs)
+                for variant in provider.variants(
+                    plan.cell.dtype, args.accumulate, args.scales, args.configs
+                )
             ],
         )
         for plan in plans

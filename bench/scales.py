@@ -63,12 +63,11 @@ def make_scales(stage: StageInputs, kind: str) -> Scales:
     if kind == "none":
         return Scales(None, None)
     of_a, of_b = split_kind(kind)
-    num_experts, n, k = stage.b[0].shape
-    device = stage.a.device
+    _, n, k = stage.b[0].shape
     segments = count_segments(stage.name, n, kind)
     return Scales(
-        _scale_of_activations(of_a, stage.a.shape[:-1], k, device),
-        _scale_of_weights(of_b, num_experts, n // segments, k, segments, device),
+        _scale_of_activations(of_a, stage.a.shape[:-1], k, stage.a.device),
+        make_weight_scale(of_b, stage.b[0], segments),
         segments,
     )
 
@@ -88,16 +87,17 @@ def _scale_of_activations(
     return of_rows[..., None] * _spread(-(-k // BLOCK), device).flip(0)
 
 
-def _scale_of_weights(
-    kind: str, num_experts: int, n: int, k: int, segments: int, device: torch.device
-) -> Tensor:
-    """Return the scales of weights with `segments` x n rows."""
+def make_weight_scale(kind: str, weights: Tensor, segments: int) -> Tensor:
+    """Return the scale of weights (num_experts, n, k) as in `make_scales`; block grids begin anew
+    in each of `segments` equal parts of n."""
+    num_experts, n, k = weights.shape
+    device = weights.device
     of_experts = _spread(num_experts, device, scale=1 / FP8_DEVIATION)
     if kind == "tensor":
         return of_experts
     if kind == "channel":
         return of_experts[:, None] * _spread(n, device)
-    along_n, along_k = -(-n // BLOCK), -(-k // BLOCK)
+    along_n, along_k = -(-n // segments // BLOCK), -(-k // BLOCK)
     blocks = _spread(segments * along_n, device)[:, None] * _spread(along_k, device)
     of_blocks = of_experts[:, None, None] * blocks
     return of_blocks.reshape(num_experts, segments, along_n, along_k)

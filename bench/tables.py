@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from bench.layouts import CONTIGUOUS
 from bench.lookup import DEFAULT_ACCUMULATE, ROUTING, Results, main_scale
+from bench.ops import PAIR
 from bench.peers import PeerTimes
 from bench.rows import Row, in_regime, latest
 
@@ -27,12 +28,17 @@ def pair_rows(
     which providers are compared or with all, and with one layout of the activations."""
     return [
         row
+        for row in timed_rows(rows, PAIR)
+        if row.layout == layout and (all_scales or row.scale == main_scale(row.provider, row.dtype))
+    ]
+
+
+def timed_rows(rows: Sequence[Row], op: str) -> list[Row]:
+    """Return the rows of an op that have a time, one per measurement, in bursts."""
+    return [
+        row
         for row in in_regime(rows)
-        if row.op == "grouped_gemm_pair"
-        and row.routing == ROUTING
-        and row.median_us is not None
-        and row.layout == layout
-        and (all_scales or row.scale == main_scale(row.provider, row.dtype))
+        if row.op == op and row.routing == ROUTING and row.median_us is not None
     ]
 
 

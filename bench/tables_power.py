@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bench.layouts import CONTIGUOUS
 from bench.lookup import ROUTING
+from bench.ops import PAIR
 from bench.power import BURST, SUSTAINED
 from bench.rows import Row, in_regime, measurement
 from bench.tables import markdown_table
@@ -18,7 +19,7 @@ def power_table(rows: Sequence[Row]) -> str:
     body = []
     for row in in_regime(rows, SUSTAINED):
         if (
-            row.op != "grouped_gemm_pair"
+            row.op != PAIR
             or row.routing != ROUTING
             or row.layout != CONTIGUOUS
             or row.num_tokens != PREFILL_TOKENS

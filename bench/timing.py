@@ -128,6 +128,19 @@ def _replay(graph: torch.cuda.CUDAGraph, calls: int, replays: int) -> list[float
     return [1e3 * float(start.elapsed_time(end)) / calls for start, end in pairs]
 
 
+def time_host(call: Call, calls: int = 20) -> float:
+    """Return the median microseconds that an eager call keeps the host, which must stay ahead of
+    the device: few calls, from an empty queue."""
+    torch.cuda.synchronize()
+    times = []
+    for index in range(calls):
+        start = time.perf_counter()
+        call(index)
+        times.append(1e6 * (time.perf_counter() - start))
+    torch.cuda.synchronize()
+    return summarise(times).median_us
+
+
 def time_wall(call: Call, calls: int, policy: TimingPolicy) -> Timing:
     """Time calls on the CPU by the wall clock: exercises the command line, measures nothing."""
     samples = []

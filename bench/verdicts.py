@@ -1,5 +1,5 @@
 """What a bar says of one cell: pass, miss or missing, with numbers. The bars themselves are in
-`bars.py` and `bars_fp8.py`."""
+`bars.py` and `bars_*.py`."""
 
 from __future__ import annotations
 

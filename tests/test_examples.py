@@ -17,6 +17,8 @@ MODULES = (
     "moe_ext.sort_tokens",
     "moe_ext.combine_tokens",
     "moe_ext._explain",
+    "moe_ext.nn.experts",
+    "moe_ext.nn.moe_layer",
 )
 
 
@@ -37,6 +39,12 @@ def run_example(name, *arguments):
 
 def test_grouped_gemm_example():
     assert "torch.Size([300, 768])" in run_example("grouped_gemm.py")
+
+
+def test_moe_module_example():
+    output = run_example("moe_module.py")
+    for part in ("FP8: largest", "two ranks: largest", "compiled: largest difference 0.0e+00"):
+        assert part in output
 
 
 @pytest.mark.parametrize("rich", ["with", "without"])

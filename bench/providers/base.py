@@ -1,16 +1,21 @@
-"""What a provider is: an implementation of the grouped GEMM that the benchmark can call."""
+"""What a provider is: an implementation of an op that the benchmark can call."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from bench.layer import LayerProblem
 from bench.layouts import CONTIGUOUS
 from bench.problem import Problem
+from bench.scales import has_blocks
 from bench.timing import Call
+
+P = TypeVar("P", Problem, LayerProblem)
 
 
 @dataclass(frozen=True)
@@ -21,14 +26,32 @@ class Variant:
     scale: str
     accumulate: str
     config: str | None = None  # a forced kernel; None lets the provider choose
+    batch_invariant: bool = False
 
 
-class Provider(ABC):
-    """An implementation under measurement. A missing one is skipped, a wrong one not timed."""
+def accumulations(
+    dtype: str, accumulates: Sequence[str], scales: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return (scale, accumulate) of this project's variants: BF16 always accumulates in fp32, FP8
+    once per layout and accumulation that it has."""
+    if dtype == "bf16":
+        return [("none", "fp32")]
+    return [
+        (scale, accumulate)
+        for scale in scales
+        for accumulate in accumulates
+        if accumulate == "promoted" or not has_blocks(scale)
+    ]
+
+
+class Provider(ABC, Generic[P]):
+    """An implementation under measurement, of GEMMs or of whole layers. A missing one is skipped, a
+    wrong one not timed."""
 
     name: str
     needs: str  # what must be there for it to be available
     layouts: tuple[str, ...] = (CONTIGUOUS,)  # of `bench.layouts.LAYOUTS`
+    batch_invariant: bool = False  # whether it has such a mode
 
     @abstractmethod
     def available(self) -> bool:
@@ -52,15 +75,15 @@ class Provider(ABC):
         """
 
     @abstractmethod
-    def prepare(self, problem: Problem, variant: Variant) -> Call:
+    def prepare(self, problem: P, variant: Variant) -> Call:
         """Return the call to check and to time; it must not allocate outside PyTorch's allocator,
         synchronise, or read device memory on the host."""
 
-    def unpack(self, problem: Problem, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return the outputs of call 0 in the shape of `StageInputs.out`, for the check; not
-        timed."""
+    def unpack(self, problem: P, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs of call 0 in the shape of the problem's own, for the check;
+        not timed."""
         return list(outputs)
 
-    def config_name(self, problem: Problem, variant: Variant) -> str:
+    def config_name(self, problem: P, variant: Variant) -> str:
         """Return the kernel that runs, one name per stage joined by "+"; empty when unknown."""
         return variant.config or ""

@@ -56,7 +56,7 @@ class Operands:
     out: Tensor  # (padded_rows, n)
 
 
-class DeepGemm(Provider):
+class DeepGemm(Provider[Problem]):
     """`m_grouped_bf16_gemm_nt_contiguous` and `m_grouped_fp8_gemm_nt_contiguous`, or `_masked`."""
 
     name = "deep_gemm"

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from bench.layouts import LAYOUTS, MASKED
 from bench.problem import Problem
-from bench.providers.base import Provider, Variant
-from bench.scales import count_segments, has_blocks, make_scales
+from bench.providers.base import Provider, Variant, accumulations
+from bench.scales import SCALES, count_segments, has_blocks, make_scales
 from bench.timing import Call
 
 
-class MoeExt(Provider):
+class MoeExt(Provider[Problem]):
     """The dispatcher's choice, or named kernels for tuning."""
 
     name = "moe_ext"
@@ -34,14 +34,8 @@ class MoeExt(Provider):
         configs: Sequence[str],
     ) -> list[Variant]:
         """BF16 always accumulates in fp32; FP8 once per layout and accumulation that it has."""
-        kinds = [("none", "fp32")]
-        if dtype == "fp8":
-            kinds = [
-                (scale, accumulate)
-                for scale in scales
-                for accumulate in accumulates
-                if accumulate == "promoted" or not has_blocks(scale)
-            ]
+        fitting = [scale for scale in scales if scale in SCALES]
+        kinds = accumulations(dtype, accumulates, fitting)
         if not configs:
             return [Variant(dtype, *kind) for kind in kinds]
 

@@ -14,7 +14,7 @@ from bench.scales import make_scales
 from bench.timing import Call
 
 
-class TorchGroupedMM(Provider):
+class TorchGroupedMM(Provider[Problem]):
     """FP8 always uses fast accumulation, the quickest of PyTorch's two."""
 
     name = "torch"

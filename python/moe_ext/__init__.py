@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_ext import _library, reference
+from moe_ext import _library, nn, reference
 from moe_ext._configs import GroupedGemmConfig, all_configs
 from moe_ext._explain import Explanation, explain
 from moe_ext._fused_moe_workspace import fused_moe_workspace_size
@@ -33,6 +33,7 @@ __all__ = [
     "grouped_gemm_masked_out",
     "grouped_gemm_out",
     "kernels",
+    "nn",
     "pad_rows",
     "quantize_fp8",
     "quantize_fp8_out",

@@ -1,0 +1,107 @@
+"""The tensors of a layer's experts: how they are kept, moved and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moe_ext._words import name_of
+from moe_ext.scales import pad_rows, scales_to_float32
+
+WEIGHTS = ("w13", "w2")
+BIASES = ("w13_bias", "w2_bias")
+SCALES = ("w13_scale", "w2_scale", "a1_scale", "a2_scale")
+_SCALE_DTYPES = (
+    torch.bfloat16,
+    torch.float16,
+    torch.uint8,
+    torch.float8_e8m0fnu,
+)  # of `scales_to_float32`
+
+
+class PackedWeights(nn.Module):
+    """Weights and biases as parameters, scales as buffers; None for those that there are not.
+
+    Whatever moves or replaces a weight leaves its rows 16-byte aligned, and its dtype as it was.
+    """
+
+    w13: Tensor
+    w2: Tensor
+    w13_bias: Tensor | None
+    w2_bias: Tensor | None
+    w13_scale: Tensor | None
+    w2_scale: Tensor | None
+    a1_scale: Tensor | None
+    a2_scale: Tensor | None
+
+    def _set_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take tensors in place of those that there were."""
+        for name in (*WEIGHTS, *BIASES):
+            tensor = tensors.get(name)
+            self.register_parameter(
+                name, None if tensor is None else nn.Parameter(tensor, requires_grad=False)
+            )
+        for name in SCALES:
+            self.register_buffer(name, tensors.get(name))
+
+    def _align_rows(self) -> None:
+        for name in WEIGHTS:
+            weight = getattr(self, name).data
+            aligned = pad_rows(weight)
+            if aligned is not weight:
+                getattr(self, name).data = aligned
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedWeights:
+        """Move tensors as `to`, `cuda`, `to_empty` and others ask, and leave their dtypes."""
+
+        def apply(tensor: Tensor) -> Tensor:
+            probe = fn(tensor.new_empty(0))
+            if probe.dtype is tensor.dtype:
+                return fn(tensor)
+            return tensor.to(probe.device)
+
+        super()._apply(apply, recurse)  # type: ignore[no-untyped-call]
+        self._align_rows()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy: `copy.deepcopy` makes tensors contiguous."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._align_rows()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Load tensors of the same dtypes; scales may have others that float32 holds."""
+        for name in WEIGHTS:
+            loaded, own = state_dict.get(prefix + name), getattr(self, name)
+            if isinstance(loaded, Tensor) and loaded.dtype is not own.dtype:
+                error_msgs.append(
+                    f"Experts: `{prefix}{name}` must be {name_of(own.dtype)}, got "
+                    f"{name_of(loaded.dtype)}"
+                )
+                state_dict = {key: t for key, t in state_dict.items() if key != prefix + name}
+        for name in SCALES:
+            loaded = state_dict.get(prefix + name)
+            if isinstance(loaded, Tensor) and loaded.dtype in _SCALE_DTYPES:
+                state_dict = {**state_dict, prefix + name: scales_to_float32(loaded)}
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+        self._align_rows()
