@@ -9,7 +9,7 @@ import pytest
 from moe_ext import _configs
 
 HEADER = (
-    "id,order,dtype,accumulate,tile_weights,tile_tokens,tile_k_bytes,stages,mma_warp_groups,"
+    "id,order,dtype,accumulate,output,tile_weights,tile_tokens,tile_k_bytes,stages,mma_warp_groups,"
     "split_k,ctas_per_sm"
 )
 

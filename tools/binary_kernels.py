@@ -106,8 +106,8 @@ def find_problems(library: Path, dtype_of_config: dict[str, str]) -> list[str]:
         if count[mma] == 0:
             problems.append(f"{config} holds no {mma}")
         problems += missing_pdl(config, count) + local_memory(config, count)
-        # Promotion adds 64 or more sums a step, beside WGMMA (docs/notes/promotion.md).
-        if count["FADD"] >= 64 and count["clash"] > MAX_CLASHES * count["FADD"]:
+        # Promotion, of FP8, adds 64 or more sums a step, beside WGMMA (docs/notes/promotion.md).
+        if mma == "QGMMA" and count["FADD"] >= 64 and count["clash"] > MAX_CLASHES * count["FADD"]:
             problems.append(
                 f"{config} adds registers of one bank in {count['clash']} of {count['FADD']} FADDs"
             )

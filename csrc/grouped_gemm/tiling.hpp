@@ -16,11 +16,9 @@ MOE_EXT_HOST_DEVICE constexpr int token_width(int index) {
   return kWidths[index];
 }
 
-/// Whether `config` holds a main loop of `width` tokens. Plain tiles have one width: tokens sit on M.
+/// Whether `config` has tiles of `width` tokens: a main loop each under Swap-AB. In plain order, where tokens sit on M,
+/// all of tile_tokens are multiplied, but no more than the width are loaded.
 MOE_EXT_HOST_DEVICE constexpr bool has_token_width(Config const& config, int width) {
-  if (config.order == OperandOrder::Plain) {
-    return width == config.tile_tokens;
-  }
   return width <= config.tile_tokens;
 }
 

@@ -127,9 +127,17 @@ struct MainloopMma {
   static constexpr int kBlocksN = kTileN / kInstructionN;
   static constexpr int kValues = kInstructionN / 2;  // per thread and 64-row block
   static constexpr int kInstructionsK = kAtomBytes / 32;
-  /// Atoms of a stage whose sums are promoted together. A narrow tile waits for the tensor core more than it works:
-  /// with sums of their own, which it has registers for, its atoms wait once.
-  static constexpr int kTogether = !T::kRegisterWeights && kValues * T::kAtomsK <= 32 ? T::kAtomsK : 1;
+  /// Registers for everything but sums: found by compiling, fewer spill.
+  static constexpr int kOtherRegisters = T::kScalesInRing ? 64 : 40;
+  static constexpr bool kSetsFit =
+      kBlocksN == 1 &&
+      T::kBlocksM * T::kMaxTileN / 2 + kValues * T::kAtomsK + kOtherRegisters <= T::kMmaRegisters;
+  static constexpr bool kNarrow = kValues * T::kAtomsK <= 32;
+  /// Atoms of a stage that have partial sums of their own: while one's are promoted, the tensor core makes the next
+  /// one's (docs/notes/promotion.md).
+  static constexpr int kTogether = !T::kRegisterWeights && (kNarrow || kSetsFit) ? T::kAtomsK : 1;
+  /// A narrow tile waits for the tensor core more than it works: its atoms wait once.
+  static constexpr bool kWaitOnce = kNarrow || kTogether == 1;
   using Op = decltype(cute::SM90::GMMA::ss_op_selector<
                       Element,
                       Element,
@@ -226,23 +234,43 @@ struct MainloopMma {
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       multiply(state.stage, atom + i, block_m, block_n, cute::SM90::GMMA::ScaleOut::Zero, partial[i]);
+      if (!kWaitOnce || i == kTogether - 1) {
+        cute::warpgroup_commit_batch();
+      }
     }
-    cute::warpgroup_commit_batch();
     decltype(promotion.template prepare<kValues>(0, 0, 0, 0, 0)) factors[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       int const k_block = k_tile * T::kAtomsK + atom + i;
       factors[i] = promotion.template prepare<kValues>(state.scale_slot, atom + i, k_block, block_m, column);
     }
-    cute::warpgroup_wait<0>();
-    fence(partial);
-    if (last) {
+    [&]<int... kSet>(std::integer_sequence<int, kSet...>) {
+      (promote_set<kSet>(factors[kSet], state, atom, block_m, column, last, promotion, partial, sums), ...);
+    }(std::make_integer_sequence<int, kTogether>{});
+  }
+
+  /// Waits for the partial sums of one of the atoms that were started together, and promotes them.
+  template <int kSet, class Factors, class Promotion>
+  __device__ void promote_set(Factors const& factors,
+                              State const& state,
+                              int atom,
+                              int block_m,
+                              int column,
+                              bool last,
+                              Promotion& promotion,
+                              float (&partial)[kTogether][kValues],
+                              float* sums) const {
+    if constexpr (!kWaitOnce) {
+      cute::warpgroup_wait<kTogether - 1 - kSet>();
+      fence(partial[kSet]);
+    } else if constexpr (kSet == 0) {
+      cute::warpgroup_wait<0>();
+      fence(partial);
+    }
+    if (last && kSet == (kWaitOnce ? 0 : kTogether - 1)) {
       ring.release(state.stage);
     }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      promotion.add(factors[i], state.scale_slot, atom + i, 0, block_m, column, partial[i], sums);
-    }
+    promotion.add(factors, state.scale_slot, atom + kSet, 0, block_m, column, partial[kSet], sums);
   }
 
   /// One 64 x kInstructionN block over one atom of K with weights from registers. Where their scale changes within the
