@@ -47,7 +47,8 @@ struct Weights {
   std::int64_t n_segments;
 };
 
-gemm::RegisteredKernel const& kernel_at(char const* argument, std::int64_t index, gemm::Output output) {
+/// `other`: the one kind of kernels that will not do.
+gemm::RegisteredKernel const& kernel_at(char const* argument, std::int64_t index, gemm::Output other) {
   auto const& kernels = gemm::registered_kernels();
   check_value(index >= 0 && index < static_cast<std::int64_t>(kernels.size()),
               kOp,
@@ -56,7 +57,7 @@ gemm::RegisteredKernel const& kernel_at(char const* argument, std::int64_t index
               "` must be the index of a kernel, got ",
               index);
   auto const& kernel = kernels[static_cast<std::size_t>(index)];
-  check_value(kernel.config.output == output,
+  check_value(kernel.config.output != other,
               kOp,
               ": `",
               argument,
@@ -194,7 +195,9 @@ gemm::Gating make_gating(std::vector<double> const& numbers, std::int64_t interm
           .up_limit = at(4),
           .up_offset = at(5),
           .feature_step = interleaved ? 2 : 1,
-          .up_step = ungated ? 0 : (interleaved ? 1 : static_cast<int>(intermediate))};
+          .up_step = ungated ? 0 : (interleaved ? 1 : static_cast<int>(intermediate)),
+          .slab_step = interleaved ? 16 : 8,
+          .joins = true};
 }
 
 }  // namespace
@@ -251,8 +254,8 @@ void fused_moe_configured(Tensor const& hidden_states,
   check_on_device(kOp, "topk_ids", topk_ids, device, "hidden_states");
   check_value(sizes.slots() <= kMost, kOp, ": num_tokens * top_k must be at most ", kMost, ", got more");
 
-  auto const& gate_up = kernel_at("w13_config", w13_config, gemm::Output::Gated);
-  auto const& down = kernel_at("w2_config", w2_config, gemm::Output::Rows);
+  auto const& gate_up = kernel_at("w13_config", w13_config, gemm::Output::Rows);
+  auto const& down = kernel_at("w2_config", w2_config, gemm::Output::Gated);
   bool const fp8 = gate_up.config.dtype == gemm::Dtype::FP8;
   check_value(down.config.dtype == gate_up.config.dtype,
               kOp,
@@ -326,6 +329,10 @@ void fused_moe_configured(Tensor const& hidden_states,
     bf16.format = GatherFormat::BF16;
   }
   layer.down = make_gemm(down, down_weights, sizes, fp8 ? quantize : bf16, parts.rows);
+  check_value(down.config.output == gemm::Output::Rows || sizes.hidden % 16 == 0,
+              kOp,
+              ": `w2_config` must be a kernel of rows for a hidden size that is no multiple of 16, got ",
+              std::string(down.config.id));
 
   layer.combine.y = parts.rows;
   layer.combine.num_rows = sizes.slots();

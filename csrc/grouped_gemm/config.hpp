@@ -38,6 +38,7 @@ constexpr bool is_block_scaled(Accumulate accumulate) {
 enum class Output {
   Rows,   ///< stores them: (num_rows, n)
   Gated,  ///< n is gate and up rows: joins them by an activation and stores (num_rows, n / 2), bf16
+  Either,  ///< what a launch asks for: one kernel for both GEMMs of a layer, whose code is then not fetched twice
 };
 
 struct Config {

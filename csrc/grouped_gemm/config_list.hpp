@@ -44,7 +44,15 @@ constexpr std::string_view name(Accumulate accumulate) {
 }
 
 constexpr std::string_view name(Output output) {
-  return output == Output::Rows ? "Rows" : "Gated";
+  switch (output) {
+    case Output::Rows:
+      return "Rows";
+    case Output::Gated:
+      return "Gated";
+    case Output::Either:
+      return "Either";
+  }
+  return "";
 }
 
 /// A header line, then one line a kernel.

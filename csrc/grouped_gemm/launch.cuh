@@ -41,11 +41,11 @@ KernelParams make_kernel_params(Params const& params) {
                                   {size(params.n), size(params.b_row_stride_bytes), kBoxWeights},
                                   {size(params.groups.num_groups), size(params.b_group_stride_bytes), 1}};
   if constexpr (T::kGated) {
-    auto const step = size(params.b_row_stride_bytes * params.gating.feature_step);
+    auto const step = [&](int rows) { return size(params.b_row_stride_bytes * rows); };
     TensorMapDim const gated[] = {weights[0],
-                                  {8, step, 8},
-                                  {2, size(params.b_row_stride_bytes * params.gating.up_step), 2},
-                                  {size(params.n / 16), 8 * step, kBoxWeights / 16},
+                                  {8, step(params.gating.feature_step), 8},
+                                  {2, step(params.gating.up_step), 2},
+                                  {size(params.n / 16), step(params.gating.slab_step), kBoxWeights / 16},
                                   weights[2]};
     result.maps.weights = make_tensor_map(kType, params.b, gated, l2_fetch);
   } else {
@@ -62,7 +62,7 @@ KernelParams make_kernel_params(Params const& params) {
       result.maps.tokens[i] = make_tensor_map(kType, params.a, tokens, l2_fetch);
     }
   }
-  if (!T::kGated && params.out_dtype == OutDtype::BF16) {
+  if (kConfig.output != Output::Gated && !params.gating.joins && params.out_dtype == OutDtype::BF16) {
     constexpr std::uint32_t kBoxOut = Epilogue<ConfigTag>::kChunk;
     TensorMapDim const out[] = {{size(params.n), 0, kBoxOut},
                                 {size(params.groups.num_rows), size(params.out_row_stride * 2), kBoxOut}};

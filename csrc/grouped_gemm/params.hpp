@@ -46,7 +46,8 @@ struct Bias {
 /// How gate and up meet: g * sigmoid(g * (linear + cubic * s + quintic * s^2)) * (u + up_offset), where g is gate up to
 /// `gate_limit`, s is g^2 up to 36, and u is up within -up_limit and up_limit. python/moe_ext/_activations.py has the
 /// numbers that make it each activation.
-/// Gate row f of b[group] is row f * feature_step, up row f is up_step further: 0 where an activation has no up rows.
+/// Gate row f of b[group] is row f / 8 * slab_step + f % 8 * feature_step, up row f is up_step further: 0 where an
+/// activation has no up rows.
 struct Gating {
   float linear;
   float cubic;
@@ -56,7 +57,21 @@ struct Gating {
   float up_offset;
   int feature_step;
   int up_step;
+  int slab_step;
+  bool joins;  // false: nothing is joined, and the rows are stored as they are
 };
+
+/// Of a product whose rows are taken as they lie: every 16 of them as 8 of gate, 8 of up.
+inline constexpr Gating kPlainRows{.linear = 0.f,
+                                   .cubic = 0.f,
+                                   .quintic = 0.f,
+                                   .gate_limit = 0.f,
+                                   .up_limit = 0.f,
+                                   .up_offset = 0.f,
+                                   .feature_step = 1,
+                                   .up_step = 8,
+                                   .slab_step = 16,
+                                   .joins = false};
 
 struct Params {
   void const* a;  // (num_rows, k), K contiguous
@@ -65,8 +80,8 @@ struct Params {
   TokenScales scale_a;
   WeightScales scale_b;
   Bias bias;
-  Gating gating = {};  // of gated kernels
-  void* out;           // (num_rows, n), gated (num_rows, n / 2), N contiguous
+  Gating gating = kPlainRows;
+  void* out;  // (num_rows, n), gated (num_rows, n / 2), N contiguous
   std::int64_t n;
   std::int64_t k;
   std::int64_t a_row_stride_bytes;

@@ -19,7 +19,8 @@ class GroupedGemmConfig:
         dtype: "bf16" or "fp8" operands.
         accumulate: "fp32" (bf16), "promoted", "fast" or, for scales per block, "block", or
             "shifted" where the weights' blocks begin inside k (fp8).
-        output: "rows" for the product, "gated" for gate and up joined by an activation.
+        output: "rows" for the product, "gated" for gate and up joined by an activation, "either"
+            for what the call asks for.
         tile_weights: rows of `b[group]` in one CTA's tile.
         tile_tokens: rows of `a` in one CTA's tile, at most.
         tile_k_bytes: bytes of K in one stage of the shared-memory ring.
@@ -102,9 +103,11 @@ def config_indices() -> dict[str, int]:
 
 
 def matching_configs(
-    dtype: str, accumulate: str, output: str = "rows"
+    dtype: str, accumulate: str, outputs: tuple[str, ...] = ("rows",)
 ) -> tuple[GroupedGemmConfig, ...]:
     """List the kernels for `dtype` ("bf16", "fp8") and `accumulate`, which bf16 has one kind of.
+
+    Those for a layer alone (`outputs`) are not among the kernels of `grouped_gemm`.
 
     "block_swapped" is "block" without the kernels of plain order (`_scales.block_kind`).
     """
@@ -115,7 +118,7 @@ def matching_configs(
         config
         for config in all_configs()
         if config.dtype == dtype
-        and config.output == output
+        and config.output in outputs
         and config.accumulate == ("block" if swapped else accumulate)
         and (not swapped or config.swapped)
     )

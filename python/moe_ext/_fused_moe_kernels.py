@@ -46,7 +46,7 @@ def _gated_candidates(layer: Layer, accumulate: str, bias: bool) -> tuple[Groupe
     Those of plain order read one weight scale for each 128 columns of a tile's gate and of its up,
     and with scales per block have no registers for a bias.
     """
-    configs = matching_configs("fp8" if layer.fp8 else "bf16", accumulate, "gated")
+    configs = matching_configs("fp8" if layer.fp8 else "bf16", accumulate, ("gated", "either"))
     if accumulate != "block":
         return configs
     scale = layer.w13_scale
@@ -77,7 +77,8 @@ def choose_kernels(
 ) -> Kernels:
     """Choose a layer's kernels; `bias` is whether the first GEMM has one.
 
-    The gated kernel is the one most like that which the product alone would take.
+    The gated kernel is the one most like that which the product alone would take. Where it can, it
+    runs the second GEMM too: its code need not be fetched again (docs/notes/cold-code.md).
     """
     num_rows = layer.num_tokens * layer.top_k
     dtype = "fp8" if layer.fp8 else "bf16"
@@ -99,6 +100,14 @@ def choose_kernels(
         k=layer.intermediate_size,
         **sizes,
     ).config
+    sums = "promoted" if down.accumulate == "fast" else down.accumulate
+    if (
+        gate_up.output == "either"
+        and gate_up.accumulate == sums
+        and down.order != "SwapABRows"
+        and layer.hidden_size % 16 == 0  # rows come in slabs of 16
+    ):
+        down = gate_up
     if batch_invariant and down.split_k > 1:
         # All others add up K in one order, whatever their tiles: tests/test_kernels_gpu.py.
         same = matching_configs(dtype, down.accumulate)

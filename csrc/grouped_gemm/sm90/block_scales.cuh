@@ -127,7 +127,8 @@ struct SwappedBlockPromotion {
       : ring(ring_),
         lane_column(accumulator_column(thread)),
         change_k(kScaleBlock - weights.k_offset),
-        rows_share_block(!T::kGated && (weights.segment_n | weights.n_offset) % 16 == 0) {
+        rows_share_block(!(T::kGated && weight_rows.gating.joins) &&
+                         (weights.segment_n | weights.n_offset) % 16 == 0) {
 #pragma unroll
     for (int i = 0; i < T::kBlocksM * 2; ++i) {
       int const row = (warp_group * T::kBlocksM + i / 2) * T::kBlockM + accumulator_row(thread) + i % 2 * 8;

@@ -26,7 +26,8 @@ template <class ConfigTag>
 struct Traits {
   static constexpr Config kConfig = ConfigTag::value;
   static constexpr bool kSwapped = is_swapped(kConfig.order);
-  static constexpr bool kGated = kConfig.output == Output::Gated;
+  /// Whether a tile's rows are 8 of gate, 8 of up and so on (WeightRows), which a launch may take any rows for.
+  static constexpr bool kGated = kConfig.output != Output::Rows;
   static constexpr bool kWholeRows = kConfig.order == OperandOrder::SwapABRows;
   using Element = std::conditional_t<kConfig.dtype == Dtype::BF16, cute::bfloat16_t, cute::float_e4m3_t>;
 

@@ -46,7 +46,7 @@ struct WeightRows {
 
   /// Gated: the gate row (half 0) or the up row (half 1) of a feature.
   __device__ int of_feature(int feature, int half) const {
-    return feature * gating.feature_step + half * gating.up_step;
+    return feature / 8 * gating.slab_step + feature % 8 * gating.feature_step + half * gating.up_step;
   }
 };
 
