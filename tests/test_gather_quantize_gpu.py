@@ -6,61 +6,18 @@ import pytest
 import torch
 from moe_ext import _library
 from moe_ext.reference import quantize_fp8_reference
+from support.gather import FORMATS, GRANULARITIES, STATIC_SCALE, Outputs, gather
 from support.inputs import in_poison, poisoned
 from support.quantize import FP8, assert_bits, spread
 from support.tolerance import assert_untouched
 
 pytestmark = pytest.mark.gpu
 
-# The numbers of csrc/fused_moe/gather.hpp, and what `quantize_fp8` calls them.
-FORMATS = {"bf16": 0, "static": 1, "tensor": 2, "row": 3, "1x128": 4}
-GRANULARITIES = {"static": "tensor", "tensor": "tensor", "row": "row", "1x128": "1x128"}
 # Blocks and chunks with and without a rest, and rows longer than a CTA holds.
 HIDDEN = (8, 64, 88, 128, 136, 512, 520, 2048, 2880, 7168, 8200, 33000)
-PAD = 16
-PARTIALS = 300
-STATIC_SCALE = 0.037
 
 formats = pytest.mark.parametrize("name", FORMATS)
 programmatic = pytest.mark.parametrize("programmatic", [False, True])
-
-
-class Outputs:
-    """What a call writes: values with gaps between the rows, scales with gaps, all of it NaN."""
-
-    def __init__(self, name, rows, hidden):
-        dtype = torch.bfloat16 if name == "bf16" else FP8
-        self.store = poisoned((rows, -(-hidden // 16) * 16 + PAD), dtype, "cuda")
-        self.values = self.store[:, :hidden]
-        shapes = {"tensor": (), "row": (2 * rows,), "1x128": (rows, -(-hidden // 128) + 3)}
-        self.scale = None
-        if name in shapes:
-            self.scale = poisoned(shapes[name], torch.float32, "cuda")
-        if name == "row":
-            self.scale = self.scale[::2]
-        if name == "1x128":
-            self.scale = self.scale[:, :-3]
-
-
-def gather(name, x, row_slot, top_k, out, *, num_rows=None, weights=None, programmatic=False):
-    _library.load()
-    static = torch.full((), STATIC_SCALE, device="cuda") if name == "static" else None
-    partials = torch.empty(PARTIALS, device="cuda") if name == "tensor" else None
-    if num_rows is not None and not isinstance(num_rows, torch.Tensor):
-        num_rows = torch.tensor([num_rows], dtype=torch.int32, device="cuda")
-    torch.ops.moe_ext.gather_quantize_configured(
-        x,
-        row_slot,
-        num_rows,
-        weights,
-        out.values,
-        out.scale,
-        static,
-        partials,
-        top_k,
-        FORMATS[name],
-        programmatic,
-    )
 
 
 def assert_gathered(name, rows, out, valid):

@@ -4,6 +4,23 @@
 #include "fused_moe/gather_launch.hpp"
 
 namespace moe_ext::fused_moe {
+namespace {
+
+void by_token(GatherParams const& params, cudaStream_t stream) {
+  switch (params.format) {
+    case GatherFormat::BF16:
+    case GatherFormat::StaticScale:
+      return gather::tokens_plainly(params, stream);
+    case GatherFormat::TensorScale:
+      return gather::tokens_by_tensor(params, stream);
+    case GatherFormat::RowScale:
+      return gather::tokens_by_rows(params, stream);
+    case GatherFormat::RowBlocks:
+      return gather::tokens_by_row_blocks(params, stream);
+  }
+}
+
+}  // namespace
 
 void gather_quantize(GatherParams const& params, cudaStream_t stream) {
   if (params.max_rows == 0 || params.num_tokens == 0) {
@@ -11,6 +28,10 @@ void gather_quantize(GatherParams const& params, cudaStream_t stream) {
   }
   if (params.out == params.x) {
     return gather::in_place(params, stream);
+  }
+  // Weights make the values of each slot others.
+  if (params.slot_row != nullptr && params.weights == nullptr) {
+    return by_token(params, stream);
   }
   switch (params.format) {
     case GatherFormat::BF16:

@@ -27,6 +27,10 @@ struct GatherParams {
   int hidden_size;
   int const*
       row_slot;  // (max_rows,), slot t * top_k + j of each row; or null: row r is token r, and top_k is 1
+  /// (num_tokens, top_k), the row of each slot, anything outside [0, max_rows) for none; or null. With it, and without
+  /// weights, a token is read once for all of its rows, and neither row_slot nor num_rows is read; top_k is then at
+  /// most kMaxTopK. No two tokens may have the same row.
+  int const* slot_row;
   int top_k;
   int const* num_rows;  // of max_rows, on the device, as the last of the offsets has it; or null: all
   int max_rows;

@@ -21,7 +21,7 @@ __device__ float scale_of_all(RowParams const& params, int thread) {
 template <GatherFormat kFormat>
 __global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
     __grid_constant__ RowParams const params) {
-  wait_for_previous_kernel(params.source);
+  wait_for_previous_kernel(params.source.problem);
   GatherParams const& problem = params.source.problem;
   int const threads = params.threads_per_row;
   int const thread = static_cast<int>(threadIdx.x) % threads;
@@ -86,11 +86,11 @@ void in_place(GatherParams const& params, cudaStream_t stream) {
   constexpr int kMost = RowVector::kElems * kRowVectors * kMaxRowThreads;
   check_value(params.format != GatherFormat::BF16,
               "gather_quantize: a copy must not have the place of its source, got one address");
-  check_value(params.hidden_size <= kMost && params.row_slot == nullptr &&
+  check_value(params.hidden_size <= kMost && params.row_slot == nullptr && params.slot_row == nullptr &&
                   params.out_row_stride == 2 * params.x_row_stride,
               "gather_quantize: rows in the place of others must be where those are, at most ",
               kMost,
-              " columns and without `row_slot`, got ",
+              " columns and without a map of slots, got ",
               params.hidden_size,
               " columns and strides of ",
               params.x_row_stride,

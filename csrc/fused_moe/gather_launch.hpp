@@ -25,4 +25,10 @@ int find_largest(GatherParams const& params, cudaStream_t stream);
 /// One scale for all rows, which a first kernel finds.
 void by_tensor(GatherParams const& params, cudaStream_t stream);
 
+/// The same by token: with slot_row, without weights, and with at most kMaxTopK slots of a token.
+void tokens_plainly(GatherParams const& params, cudaStream_t stream);
+void tokens_by_row_blocks(GatherParams const& params, cudaStream_t stream);
+void tokens_by_rows(GatherParams const& params, cudaStream_t stream);
+void tokens_by_tensor(GatherParams const& params, cudaStream_t stream);
+
 }  // namespace moe_ext::fused_moe::gather

@@ -8,6 +8,7 @@
 #include "common/tensor_checks.hpp"
 #include "common/tensor_strides.hpp"
 #include "fused_moe/gather.hpp"
+#include "fused_moe/sort.hpp"
 
 namespace moe_ext::fused_moe {
 namespace {
@@ -80,6 +81,27 @@ void set_partials(GatherParams& params, Tensor const& partials, int device) {
   params.num_partials = static_cast<int>(count);
 }
 
+void set_slot_row(GatherParams& params, Tensor const& slot_row, int device) {
+  check_value(params.top_k <= kMaxTopK,
+              kOp,
+              ": `top_k` must be at most ",
+              kMaxTopK,
+              " with `slot_row`, got ",
+              params.top_k);
+  check_operand("slot_row", slot_row, device, ScalarType::Int);
+  check_rank(kOp, "slot_row", slot_row, 1);
+  std::int64_t const slots = slot_row.size(0);
+  check_value(params.num_tokens <= kMaxSlots / params.top_k,
+              kOp,
+              ": `x` must have at most ",
+              kMaxSlots / params.top_k,
+              " rows for this `top_k`, got ",
+              params.num_tokens);
+  check_size(kOp, "slot_row", 0, slots, params.num_tokens * params.top_k);
+  check_value(slots <= 1 || slot_row.stride(0) == 1, kOp, ": `slot_row` must be contiguous, got a stride");
+  params.slot_row = static_cast<int const*>(slot_row.const_data_ptr());
+}
+
 }  // namespace
 
 void set_weights(GatherParams& params, Tensor const& weights, int device) {
@@ -108,7 +130,8 @@ void gather_quantize_configured(Tensor const& x,
                                 std::optional<Tensor> partials,
                                 std::int64_t top_k,
                                 std::int64_t format_number,
-                                bool programmatic) {
+                                bool programmatic,
+                                std::optional<Tensor> slot_row) {
   check_value(format_number >= 0 && format_number <= static_cast<std::int64_t>(GatherFormat::RowBlocks),
               kOp,
               ": `format` must be in [0, 4], got ",
@@ -130,10 +153,12 @@ void gather_quantize_configured(Tensor const& x,
               ": `x` must have a positive multiple of 8 columns below 2^31, got ",
               hidden);
   check_value(rows <= kMostRows, kOp, ": `out` must have at most ", kMostRows, " rows, got ", rows);
-  check_value(top_k >= 1 && top_k <= kMostRows && (row_slot.has_value() || top_k == 1),
-              kOp,
-              ": `top_k` must be at least 1, and 1 without `row_slot`, got ",
-              top_k);
+  bool const by_token = slot_row.has_value() && !topk_weights.has_value();
+  check_value(
+      top_k >= 1 && top_k <= kMostRows && (row_slot.has_value() || by_token || top_k == 1),
+      kOp,
+      ": `top_k` must be at least 1, and 1 if neither `row_slot` nor `slot_row` says what rows are, got ",
+      top_k);
   check_rows_aligned(kOp, "x", x, x.const_data_ptr());
   check_rows_aligned(kOp, "out", out, out.const_data_ptr());
   GatherParams params{.x = x.const_data_ptr(),
@@ -141,6 +166,7 @@ void gather_quantize_configured(Tensor const& x,
                       .num_tokens = num_tokens,
                       .hidden_size = static_cast<int>(hidden),
                       .row_slot = nullptr,
+                      .slot_row = nullptr,
                       .top_k = static_cast<int>(top_k),
                       .num_rows = nullptr,
                       .max_rows = static_cast<int>(rows),
@@ -164,6 +190,9 @@ void gather_quantize_configured(Tensor const& x,
     check_size(kOp, "row_slot", 0, row_slot->size(0), rows);
     check_value(rows <= 1 || row_slot->stride(0) == 1, kOp, ": `row_slot` must be contiguous, got a stride");
     params.row_slot = static_cast<int const*>(row_slot->const_data_ptr());
+  }
+  if (slot_row.has_value()) {
+    set_slot_row(params, *slot_row, device);
   }
   if (num_rows.has_value()) {
     check_operand("num_rows", *num_rows, device, ScalarType::Int);

@@ -13,7 +13,8 @@ namespace moe_ext::fused_moe {
 void set_weights(GatherParams& params, torch::stable::Tensor const& weights, int device);
 
 /// Row r of `out` = row row_slot[r] / top_k of `x`, times the slot's weight if there are weights, in `format` (of
-/// gather.hpp), for the first `num_rows` rows. Checks everything memory safety depends on; reads no device memory.
+/// gather.hpp), for the first `num_rows` rows. With `slot_row` and without weights that says which rows there are, and
+/// tokens are read once. Checks everything memory safety depends on; reads no device memory.
 void gather_quantize_configured(torch::stable::Tensor const& x,
                                 std::optional<torch::stable::Tensor> row_slot,
                                 std::optional<torch::stable::Tensor> num_rows,
@@ -24,6 +25,7 @@ void gather_quantize_configured(torch::stable::Tensor const& x,
                                 std::optional<torch::stable::Tensor> partials,
                                 std::int64_t top_k,
                                 std::int64_t format,
-                                bool programmatic);
+                                bool programmatic,
+                                std::optional<torch::stable::Tensor> slot_row);
 
 }  // namespace moe_ext::fused_moe

@@ -8,7 +8,7 @@ namespace {
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_copy_kernel(
     __grid_constant__ ChunkParams const params) {
-  wait_for_previous_kernel(params.source);
+  wait_for_previous_kernel(params.source.problem);
   GatherParams const& problem = params.source.problem;
   auto const chunk = load_own_chunk<kBlocks>(params);
   Element* const out = static_cast<Element*>(problem.out) + chunk.row * problem.out_row_stride + chunk.column;
@@ -23,7 +23,7 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_copy_kernel(
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_static_scale_kernel(
     __grid_constant__ ChunkParams const params) {
-  wait_for_previous_kernel(params.source);
+  wait_for_previous_kernel(params.source.problem);
   GatherParams const& problem = params.source.problem;
   quantize::Divisor const divisor(*problem.static_scale);
   auto const chunk = load_own_chunk<kBlocks>(params);

@@ -21,7 +21,7 @@ __device__ float largest_of_part(RowVector const (&vectors)[kVectors]) {
 template <int kVectors>
 __global__ __launch_bounds__(kMaxRowThreads) void gather_row_scales_kernel(
     __grid_constant__ RowParams const params) {
-  wait_for_previous_kernel(params.source);
+  wait_for_previous_kernel(params.source.problem);
   GatherParams const& problem = params.source.problem;
   int const threads = params.threads_per_row;
   int const thread = static_cast<int>(threadIdx.x) % threads;

@@ -11,6 +11,8 @@ namespace moe_ext::fused_moe::gather {
 using Element = __nv_bfloat16;
 using RowVector = quantize::Vector<Element>;
 
+inline constexpr int kWarp = 32;
+
 /// What is the same for all rows, with divisions by constants made ready.
 struct RowSource {
   GatherParams problem;
@@ -29,8 +31,8 @@ struct Row {
 
 /// Rows, counts and slots come from the kernel before; nothing may be read earlier than this. Those that come after may
 /// begin, since they wait for the end of this kernel in turn.
-__device__ inline void wait_for_previous_kernel(RowSource const& source) {
-  if (source.problem.dependents_first) {
+__device__ inline void wait_for_previous_kernel(GatherParams const& problem) {
+  if (problem.dependents_first) {
     cudaTriggerProgrammaticLaunchCompletion();
   }
   cudaGridDependencySynchronize();

@@ -2,35 +2,22 @@
 #include <algorithm>
 
 #include "fused_moe/gather_chunks.cuh"
+#include "fused_moe/gather_largest.cuh"
 #include "fused_moe/gather_launch.hpp"
 
 namespace moe_ext::fused_moe::gather {
 namespace {
-
-constexpr int kWarp = 32;
 
 struct TensorParams {
   ChunkParams chunks;
   int num_partials;
 };
 
-/// The largest over the CTA, in all threads.
-__device__ float largest_of_cta(float largest) {
-  __shared__ float of_warps[quantize::kChunkThreads / kWarp];
-  largest = quantize::largest_of_lanes<kWarp>(largest);
-  if (threadIdx.x % kWarp == 0) {
-    of_warps[threadIdx.x / kWarp] = largest;
-  }
-  __syncthreads();
-  unsigned const lane = threadIdx.x % kWarp;
-  return quantize::largest_of_lanes<kWarp>(lane < blockDim.x / kWarp ? of_warps[lane] : 0.0f);
-}
-
 /// partials[cta] = the largest magnitude among the chunks of its teams: every gridDim-th CTA's worth of them.
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_largest_kernel(
     __grid_constant__ ChunkParams const params) {
-  wait_for_previous_kernel(params.source);
+  wait_for_previous_kernel(params.source.problem);
   GatherParams const& problem = params.source.problem;
   int const thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   int const stride = static_cast<int>(gridDim.x * blockDim.x) / kTeam;
@@ -52,14 +39,10 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_largest_kernel
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_tensor_scale_kernel(
     __grid_constant__ TensorParams const params) {
-  wait_for_previous_kernel(params.chunks.source);
+  wait_for_previous_kernel(params.chunks.source.problem);
   GatherParams const& problem = params.chunks.source.problem;
   auto const chunk = load_own_chunk<kBlocks>(params.chunks);
-  float largest = 0.0f;
-  for (int i = static_cast<int>(threadIdx.x); i < params.num_partials; i += static_cast<int>(blockDim.x)) {
-    largest = fmaxf(largest, problem.partials[i]);
-  }
-  float const scale = quantize::scale_of(largest_of_cta(largest), false);
+  float const scale = scale_of_partials(problem, params.num_partials);
   quantize::Divisor const divisor(scale);
   std::uint8_t* const out = fp8_row(problem, chunk.row) + chunk.column;
 #pragma unroll

@@ -10,7 +10,6 @@
 namespace moe_ext::fused_moe::gather {
 
 inline constexpr int kMaxRowThreads = 1024;
-inline constexpr int kWarp = 32;
 inline constexpr int kRowVectors = 4;  // of a thread, loaded before the first is used
 // Short rows share a CTA, as many as there are warps in this.
 inline constexpr int kPreferredRowThreads = 256;

@@ -66,6 +66,7 @@ GatherParams make_stage(int const* num_rows, std::int64_t slots, std::int64_t co
           .num_tokens = slots,
           .hidden_size = static_cast<int>(columns),
           .row_slot = nullptr,
+          .slot_row = nullptr,
           .top_k = 1,
           .num_rows = num_rows,
           .max_rows = static_cast<int>(slots),
@@ -124,6 +125,7 @@ WorkspaceParts check_workspace(Tensor const& workspace,
   GatherParams& gather = result.gather;
   gather = make_stage(num_rows, slots, hidden);
   gather.row_slot = result.row_slot;
+  gather.slot_row = result.slot_row;
   std::int64_t const row_bytes = fp8 ? ceil_div(hidden, 16) * 16 : 2 * hidden;
   gather.out = parts.at<void>(kGathered, slots * row_bytes);
   gather.out_row_stride = fp8 ? row_bytes : hidden;
