@@ -107,7 +107,8 @@ def fused_moe(
         workspace: any dtype and shape, contiguous, same device, at least
             `moe_ext.fused_moe_workspace_size` bytes: scratch memory, overwritten, nothing read from
             it. Must overlap no other argument (not checked), and no other stream may use it at the
-            same time. None allocates it.
+            same time. None allocates it. (`torch.ops.moe_ext.fused_moe` takes it by an overload,
+            which wants a tensor.)
 
     Returns:
         (num_tokens, hidden), bfloat16, contiguous.
@@ -132,6 +133,7 @@ def fused_moe(
         "swiglu": DeepSeek-V4's reference model (inference/model.py, Expert.forward).
 
     Example:
+        >>> import torch
         >>> hidden, w13 = torch.ones(2, 16).bfloat16(), torch.ones(4, 16, 16).bfloat16()
         >>> w2, ids = torch.ones(4, 16, 8).bfloat16(), torch.tensor([[0, 3], [1, -1]])
         >>> fused_moe(hidden, w13, w2, torch.full((2, 2), 0.5), ids)[:, 0].tolist()
