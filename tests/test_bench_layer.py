@@ -152,11 +152,12 @@ class Faulty(MoeExtLayer):
 
 
 @pytest.mark.parametrize("value", [0.5, float("nan")])
-def test_wrong_layer_is_not_timed(value: float) -> None:
-    row = measure(
-        Faulty(value), Variant("bf16", "none", "fp32"), make_small_layer("bf16"),
-        run.DRY_RUN_POLICY, CPU,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    "variant", [Variant("bf16", "none", "fp32"), Variant("fp8", "block128", "promoted")]
+)
+def test_wrong_layer_is_not_timed(variant: Variant, value: float) -> None:
+    layer = make_small_layer(variant.dtype)
+    row = measure(Faulty(value), variant, layer, run.DRY_RUN_POLICY, CPU)
     assert row.median_us is None
     assert row.skipped_reason.startswith("wrong result")
 

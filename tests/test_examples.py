@@ -13,7 +13,10 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MODULES = (
+    "moe_ext.fused_moe",
+    "moe_ext._fused_moe_workspace",
     "moe_ext.grouped_gemm",
+    "moe_ext.routing",
     "moe_ext.sort_tokens",
     "moe_ext.combine_tokens",
     "moe_ext._explain",

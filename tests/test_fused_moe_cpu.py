@@ -11,12 +11,15 @@ from support.fused_moe import (
     GATED,
     LAYOUTS,
     Sizes,
+    assert_layer_is_right,
     integer_layer,
     is_gated,
     plain_layer,
     random_layer,
 )
 from support.tolerance import assert_close_to_reference, assert_same_bits
+
+from bench.layer_reference import layer_by_parts
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies  # noqa: E402
@@ -301,3 +304,18 @@ def test_routing_with_strides():
     assert not ids.is_contiguous()
     out = moe_ext.fused_moe(**layer | {"topk_weights": weights, "topk_ids": ids})
     assert_same_bits(out, expected)
+
+
+@layouts
+def test_by_parts_the_reference_is_the_same(layout):
+    layer = random_layer(layout, "swiglu", Sizes(intermediate=176)) | {"routed_scale": 2.0}
+    assert_same_bits(layer_by_parts(**layer), fused_moe_reference(**layer))
+
+
+@layouts
+@pytest.mark.parametrize("wrong", [{"routed_scale": 1.05}, {"limit": 1.0}])
+def test_a_wrong_layer_is_found(layout, wrong):
+    layer = random_layer(layout, "swiglu", Sizes())
+    assert_layer_is_right(moe_ext.fused_moe(**layer), layer)
+    with pytest.raises(AssertionError):
+        assert_layer_is_right(moe_ext.fused_moe(**layer | wrong), layer)

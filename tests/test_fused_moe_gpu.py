@@ -11,18 +11,13 @@ from support.fused_moe import (
     GATED,
     LAYOUTS,
     Sizes,
+    assert_layer_is_right,
     integer_layer,
     is_gated,
-    layer_by_parts,
     random_layer,
 )
 from support.inputs import in_poison, poisoned
-from support.tolerance import (
-    assert_close_to_reference,
-    assert_same_bits,
-    assert_untouched,
-    dissimilarity,
-)
+from support.tolerance import assert_same_bits, assert_untouched
 
 pytestmark = pytest.mark.gpu
 
@@ -52,22 +47,9 @@ SIZES = {
 }
 
 
-# What may become of a layer by FP8 values that fall on the other side of a tie: support.fused_moe.
-MAX_DISSIMILARITY_BY_TIES = 1e-3
-
-
-def hold(out, layer):
-    """Hold `out` against the reference of the layer, both on the GPU."""
-    expected = fused_moe_reference(**layer, out_dtype=torch.float32)
-    if layer["w13"].dtype is torch.float8_e4m3fn:
-        assert dissimilarity(out, expected) < MAX_DISSIMILARITY_BY_TIES
-        expected = layer_by_parts(layer)
-    assert_close_to_reference(out, expected)
-
-
 def check(layer, **options):
     out = moe_ext.fused_moe(**layer, **options)
-    hold(out, layer)
+    assert_layer_is_right(out, layer)
     return out
 
 
@@ -220,7 +202,7 @@ def test_only_what_belongs_to_the_layer_counts(layout):
         out = poisoned((sizes.num_tokens, sizes.hidden + 16), torch.bfloat16, "cuda")
         view = out[:, : sizes.hidden]
         moe_ext.fused_moe_out(**layer, out=view, workspace=workspace[:size])
-        hold(view, clean)
+        assert_layer_is_right(view, clean)
         assert_untouched(out[:, sizes.hidden :])
         assert bool((workspace[size:] == 0xFF).all())
         assert view[4].eq(0).all()

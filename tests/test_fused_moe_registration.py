@@ -10,6 +10,7 @@ from support.tolerance import assert_same_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 OP = torch.ops.moe_ext.fused_moe.default
+WORKSPACE_OP = torch.ops.moe_ext.fused_moe.workspace
 OUT_OP = torch.ops.moe_ext.fused_moe_out.default
 SIZES = Sizes(num_tokens=4, num_experts=3, top_k=2, hidden=16, intermediate=16)
 # The schema check compares arguments before and after, which PyTorch cannot do in FP8.
@@ -64,7 +65,7 @@ def test_opcheck_with_a_workspace(device):
     # On CUDA what the workspace holds afterwards is unspecified, and opcheck compares it.
     checks = ALL_CHECKS if device == "cpu" else ("test_autograd_registration", "test_faketensor")
     options["workspace"] = workspace(device)
-    torch.library.opcheck(OP, args, options, test_utils=checks)
+    torch.library.opcheck(WORKSPACE_OP, args, options, test_utils=checks)
 
 
 def test_opcheck_out(device):
@@ -192,6 +193,35 @@ def test_compiled_results_are_the_same(device, backend):
     for changes in ({}, {"workspace": workspace(device)}, {"apply_router_weight_on_input": True}):
         layer = arguments(device) | changes
         assert_same_bits(compiled(layer), layer_of(layer))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("with_workspace", [False, True])
+def test_inductor_compiles_the_ops_alone(device, with_workspace, dynamic):
+    """Nothing to fuse, so on the CPU nothing for a C++ compiler; a graph's passes run all the same.
+
+    They fail on an op with one result and an optional argument that it writes and does not get.
+    """
+    layer = arguments(device)
+    scratch = workspace(device) if with_workspace else None
+    expected = moe_ext.fused_moe(**layer)
+
+    def write(out, scratch):
+        moe_ext.fused_moe_out(**layer, out=out, workspace=scratch)
+        return moe_ext.fused_moe(**layer, workspace=scratch)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(write, fullgraph=True, dynamic=dynamic, backend="inductor")
+    out = torch.zeros(4, 16, device=device).bfloat16()
+    assert_same_bits(compiled(out, scratch), expected)
+    assert_same_bits(out, expected)
+
+
+def test_the_packet_finds_the_op_with_a_workspace(device):
+    args, options = split(arguments(device))
+    expected = torch.ops.moe_ext.fused_moe(*args, **options)
+    out = torch.ops.moe_ext.fused_moe(*args, **options, workspace=workspace(device))
+    assert_same_bits(out, expected)
 
 
 def test_compiled_out_writes_in_place(device):

@@ -126,6 +126,10 @@ def test_no_rows(dtype, accumulate, num_groups):
     b = torch.ones(num_groups, 128, 64, device="cuda").to(operand)
     out = moe_ext.grouped_gemm(a, b, offs_of((0,) * num_groups, "cuda"), accumulate=accumulate)
     assert out.shape == (0, 128)
+    if accumulate != "fast":
+        config = {"bf16": "swap_bf16_w64_t16", "fp8": "swap_fp8p_w64_t16"}[dtype]
+        out = moe_ext.grouped_gemm(a, b, offs_of((0,) * num_groups, "cuda"), config=config)
+        assert out.shape == (0, 128)
     torch.cuda.synchronize()
 
 

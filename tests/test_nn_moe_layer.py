@@ -191,6 +191,21 @@ def test_compile_gives_one_graph(mlps, backend):
         assert_same_bits(compiled(x).reshape(-1, HIDDEN), layer(x).reshape(-1, HIDDEN))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("with_workspace", [False, True])
+def test_inductor_compiles_a_layer(mlps, with_workspace):
+    """Of products and ops, so that there is nothing to fuse and no C++ to compile."""
+    torch._dynamo.reset()
+    shared = nn.Linear(HIDDEN, HIDDEN, dtype=torch.bfloat16)
+    experts = Experts.from_linears(mlps, quantize="channel")
+    layer = MoELayer(router().bfloat16(), experts, top_k=2, shared_expert=shared)
+    size = experts.workspace_size(15, 2)
+    workspace = torch.empty(size, dtype=torch.uint8) if with_workspace else None
+    compiled = torch.compile(layer, fullgraph=True)
+    x = inputs(15)
+    assert_same_bits(compiled(x, workspace=workspace), layer(x))
+
+
 def test_state_dict_round_trip(mlps):
     def made(experts):
         return MoELayer(

@@ -1,4 +1,4 @@
-"""Gradients: there are none yet, so inputs that require grad are accepted and backward raises."""
+"""Gradients: there are none, so inputs that require grad are accepted and backward raises."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ Needs PyTorch's default `torch.set_float32_matmul_precision("highest")` to be ex
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -106,6 +107,7 @@ def fused_moe_reference(
     addend: Tensor | None = None,
     routed_scale: float = 1.0,
     out_dtype: torch.dtype | None = None,
+    gate_up_gemm: Callable[..., Tensor] = grouped_gemm_reference,
 ) -> Tensor:
     """Run the expert layer as `moe_ext.fused_moe` does, on the device of its arguments.
 
@@ -114,7 +116,7 @@ def fused_moe_reference(
     bias to BF16, the result. Between these, all is float32.
 
     Args:
-        hidden_states: as in `fused_moe`, like all arguments but the last.
+        hidden_states: as in `fused_moe`, like all arguments but the last two.
         w13: see `fused_moe`.
         w2: see `fused_moe`.
         topk_weights: see `fused_moe`.
@@ -135,6 +137,10 @@ def fused_moe_reference(
         addend: see `fused_moe`.
         routed_scale: see `fused_moe`.
         out_dtype: dtype of the result; None is that of `hidden_states`.
+        gate_up_gemm: the first GEMM, called as `grouped_gemm_reference`. Where the intermediate
+            becomes FP8, sums that differ in their last bits may fall on either side of a tie, and
+            the largest of them decides a scale; a GEMM with the sums of the layer that is held to
+            this reference keeps that from hiding an error, or from looking like one.
 
     Returns:
         (num_tokens, hidden), `out_dtype`.
@@ -146,7 +152,9 @@ def fused_moe_reference(
         of_rows = topk_weights.reshape(-1)[slots.row_slot].float()
         rows = (rows.float() * of_rows[:, None]).to(hidden_states.dtype)
         weights = None
-    gate_up = _linear(rows, w13, slots.offs, w13_scale, a1_scale, w13_bias, torch.float32)
+    gate_up = _linear(
+        rows, w13, slots.offs, w13_scale, a1_scale, w13_bias, torch.float32, gate_up_gemm
+    )
     middle = activate(
         gate_up, activation, alpha=alpha, limit=limit, gate_up_layout=gate_up_layout
     ).bfloat16()
@@ -163,6 +171,7 @@ def _linear(
     static_scale: Tensor | None,
     bias: Tensor | None,
     out_dtype: torch.dtype,
+    gemm: Callable[..., Tensor] = grouped_gemm_reference,
 ) -> Tensor:
     """Multiply rows by their experts' matrices, quantised first where the weight is."""
     scale, n_segments = None, 1
@@ -176,6 +185,6 @@ def _linear(
             )
         n_segments = layout.n_segments
         x, scale = quantize_fp8_reference(x, layout.granularity, scale=static_scale)
-    return grouped_gemm_reference(
+    return gemm(
         x, weight, offs, scale, weight_scale, bias=bias, n_segments=n_segments, out_dtype=out_dtype
     )

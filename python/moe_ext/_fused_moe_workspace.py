@@ -160,6 +160,7 @@ def fused_moe_workspace_size(
         ValueError: a number is negative, or beyond what `fused_moe` takes.
 
     Example:
+        >>> import torch
         >>> sizes = {"top_k": 8, "hidden_size": 2048, "intermediate_size": 768, "num_experts": 128}
         >>> workspace = torch.empty(
         ...     fused_moe_workspace_size(num_tokens=64, **sizes), dtype=torch.uint8

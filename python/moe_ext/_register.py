@@ -28,7 +28,7 @@ def register(
     """Define `moe_ext::name` and return it.
 
     Args:
-        name: of the op.
+        name: of the op, with that of its overload after a dot where it is not the default.
         schema: its arguments and result, as after the name in torch's schema language.
         implementation: for CPU and CUDA; the dispatcher runs inside it, so that compiled graphs
             hold one node whatever the sizes.
@@ -36,7 +36,8 @@ def register(
         scratch: arguments that are written, may be None, and hold no result.
     """
     _LIBRARY.define(name + schema, tags=_TAGS)
-    op = getattr(torch.ops.moe_ext, name).default
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.moe_ext, packet), overload or "default")
     _LIBRARY.impl(name, implementation, "CPU")
     _LIBRARY.impl(name, implementation, "CUDA")
     kernel = autograd_kernel(op, implementation, scratch=scratch)

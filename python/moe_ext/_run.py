@@ -77,7 +77,7 @@ def _launch(
     elif expected_rows < 0:
         return None
     index = -1 if config is None else config_indices().get(config)
-    if index is None:
+    if index is None or (index >= 0 and a.numel() == 0):  # a kernel, but maybe nothing to launch
         return None
     n_offset, k_offset = scale_b_offset
     layout = n_segments, n_offset, k_offset, expected_rows

@@ -17,7 +17,7 @@ _OPTIONS = (
     "float? limit=None, str gate_up_layout='concatenated', "
     "bool apply_router_weight_on_input=False, int first_expert=0, Tensor? expert_map=None, "
     "Tensor? addend=None, float routed_scale=1.0, str accumulate='promoted', "
-    "bool batch_invariant=False, Tensor(a!)? workspace=None"
+    "bool batch_invariant=False"
 )
 
 
@@ -107,7 +107,8 @@ def fused_moe(
         workspace: any dtype and shape, contiguous, same device, at least
             `moe_ext.fused_moe_workspace_size` bytes: scratch memory, overwritten, nothing read from
             it. Must overlap no other argument (not checked), and no other stream may use it at the
-            same time. None allocates it.
+            same time. None allocates it. (`torch.ops.moe_ext.fused_moe` takes it by an overload,
+            which wants a tensor.)
 
     Returns:
         (num_tokens, hidden), bfloat16, contiguous.
@@ -132,36 +133,35 @@ def fused_moe(
         "swiglu": DeepSeek-V4's reference model (inference/model.py, Expert.forward).
 
     Example:
+        >>> import torch
         >>> hidden, w13 = torch.ones(2, 16).bfloat16(), torch.ones(4, 16, 16).bfloat16()
         >>> w2, ids = torch.ones(4, 16, 8).bfloat16(), torch.tensor([[0, 3], [1, -1]])
         >>> fused_moe(hidden, w13, w2, torch.full((2, 2), 0.5), ids)[:, 0].tolist()
         [2048.0, 1024.0]
     """
-    result: Tensor = _OP(
-        hidden_states,
-        w13,
-        w2,
-        topk_weights,
-        topk_ids,
-        w13_scale=w13_scale,
-        w2_scale=w2_scale,
-        a1_scale=a1_scale,
-        a2_scale=a2_scale,
-        w13_bias=w13_bias,
-        w2_bias=w2_bias,
-        activation=activation,
-        alpha=alpha,
-        limit=limit,
-        gate_up_layout=gate_up_layout,
-        apply_router_weight_on_input=apply_router_weight_on_input,
-        first_expert=first_expert,
-        expert_map=expert_map,
-        addend=addend,
-        routed_scale=routed_scale,
-        accumulate=accumulate,
-        batch_invariant=batch_invariant,
-        workspace=workspace,
-    )
+    options: dict[str, Any] = {
+        "w13_scale": w13_scale,
+        "w2_scale": w2_scale,
+        "a1_scale": a1_scale,
+        "a2_scale": a2_scale,
+        "w13_bias": w13_bias,
+        "w2_bias": w2_bias,
+        "activation": activation,
+        "alpha": alpha,
+        "limit": limit,
+        "gate_up_layout": gate_up_layout,
+        "apply_router_weight_on_input": apply_router_weight_on_input,
+        "first_expert": first_expert,
+        "expert_map": expert_map,
+        "addend": addend,
+        "routed_scale": routed_scale,
+        "accumulate": accumulate,
+        "batch_invariant": batch_invariant,
+    }
+    op = _OP
+    if workspace is not None:
+        op, options["workspace"] = _WORKSPACE_OP, workspace
+    result: Tensor = op(hidden_states, w13, w2, topk_weights, topk_ids, **options)
     return result
 
 
@@ -265,16 +265,19 @@ def _out_fake(*operands: Tensor, out: Tensor, **options: Any) -> None:
     check_fused_moe("fused_moe_out", out, *operands, **options, has_memory=False)
 
 
-_OP = register(
-    "fused_moe",
-    f"({_OPERANDS}, *, {_OPTIONS}) -> Tensor",
+# What is written must be a tensor: of an op with one result and nothing that it writes after all,
+# inductor takes the result for a tuple (its decompose_auto_functionalized, torch 2.11 and 2.13).
+_OP = register("fused_moe", f"({_OPERANDS}, *, {_OPTIONS}) -> Tensor", run_fused_moe, _fake)
+_WORKSPACE_OP = register(
+    "fused_moe.workspace",
+    f"({_OPERANDS}, *, {_OPTIONS}, Tensor(a!) workspace) -> Tensor",
     run_fused_moe,
     _fake,
     scratch=("workspace",),
 )
 _OUT_OP = register(
     "fused_moe_out",
-    f"({_OPERANDS}, *, {_OPTIONS}, Tensor(b!) out) -> ()",
+    f"({_OPERANDS}, *, {_OPTIONS}, Tensor(a!)? workspace=None, Tensor(b!) out) -> ()",
     run_fused_moe_out,
     _out_fake,
     scratch=("workspace",),
