@@ -62,6 +62,13 @@ constexpr bool takes_bias(Config const& config) {
          !is_block_scaled(config.accumulate);
 }
 
+/// Whether a gated kernel can leave its features as FP8 with a scale for each 128: a tile then has all of these, and a
+/// row's sums are with one warp.
+constexpr bool quantises_features(Config const& config) {
+  return config.output == Output::Gated && config.order == OperandOrder::Plain &&
+         is_block_scaled(config.accumulate) && config.tile_weights == 256;
+}
+
 /// Bytes of K in one 128-byte swizzle atom: a row of an operand in shared memory.
 inline constexpr int kAtomBytes = 128;
 

@@ -72,7 +72,8 @@ KernelParams make_kernel_params(Params const& params) {
                      .out_row_stride = params.out_row_stride,
                      .n = narrow(params.n, "n"),
                      .out_dtype = params.out_dtype,
-                     .gating = params.gating};
+                     .gating = params.gating,
+                     .quantised = params.quantised};
   result.groups = params.groups;
   result.scale_a = params.scale_a;
   result.scale_b = params.scale_b;

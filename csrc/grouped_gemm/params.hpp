@@ -73,6 +73,15 @@ inline constexpr Gating kPlainRows{.linear = 0.f,
                                    .slab_step = 16,
                                    .joins = false};
 
+/// Where gated kernels that can quantise (`quantises_features`) leave FP8 in place of bf16: value (row, feature) and
+/// the scale of each row's every 128 features.
+struct QuantisedFeatures {
+  unsigned char* values;  // null: bf16 to `out`
+  std::int64_t row_stride;
+  float* scale;
+  std::int64_t scale_row_stride;
+};
+
 struct Params {
   void const* a;  // (num_rows, k), K contiguous
   void const* b;  // (num_groups, n, k), K contiguous
@@ -81,6 +90,7 @@ struct Params {
   WeightScales scale_b;
   Bias bias;
   Gating gating = kPlainRows;
+  QuantisedFeatures quantised = {};
   void* out;  // (num_rows, n), gated (num_rows, n / 2), N contiguous
   std::int64_t n;
   std::int64_t k;

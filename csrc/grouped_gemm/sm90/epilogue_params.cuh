@@ -11,6 +11,7 @@ struct EpilogueParams {
   int n;
   OutDtype out_dtype;
   Gating gating;
+  QuantisedFeatures quantised;
 };
 
 }  // namespace moe_ext::grouped_gemm

@@ -7,6 +7,7 @@
 
 #include "grouped_gemm/sm90/activation.cuh"
 #include "grouped_gemm/sm90/epilogue_params.cuh"
+#include "grouped_gemm/sm90/feature_quantizer.cuh"
 #include "grouped_gemm/sm90/mainloop.cuh"
 #include "grouped_gemm/sm90/named_barriers.cuh"
 #include "grouped_gemm/sm90/weight_rows.cuh"
@@ -25,8 +26,12 @@ struct GatedEpilogue {
   static constexpr int kStagedTokens = T::kSwapped && T::kMaxTileN < kChunk ? T::kMaxTileN : kChunk;
   static constexpr int kPieces = kRowBytes / 16;
 
+  using Quantizer = FeatureQuantizer<ConfigTag>;
+  static constexpr int kStagingBytes =
+      Quantizer::kFits ? Quantizer::kStagingBytes : kStagedTokens * kRowBytes;
+
   struct SharedStorage {
-    alignas(128) unsigned char staging[T::kConfig.mma_warp_groups][kStagedTokens * kRowBytes];
+    alignas(128) unsigned char staging[T::kConfig.mma_warp_groups][kStagingBytes];
   };
 
   EpilogueParams const& params;
@@ -39,6 +44,12 @@ struct GatedEpilogue {
   __device__ void store(Accumulators<ConfigTag> const& acc,
                         Tile const& tile,
                         RowFactors<ConfigTag> const& rows) {
+    if constexpr (Quantizer::kFits) {
+      if (params.quantised.values != nullptr) {
+        store_quantised(acc, tile);
+        return;
+      }
+    }
     unsigned char* const staging = storage.staging[warp_group];
 #pragma unroll
     for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
@@ -121,6 +132,20 @@ struct GatedEpilogue {
         cute::SM90_U16x4_STSM_T::copy(r0, r1, row);
       } else {
         cute::SM90_U32x2_STSM_N::copy(r0, r1, row);
+      }
+    }
+  }
+
+  __device__ void store_quantised(Accumulators<ConfigTag> const& acc, Tile const& tile) const {
+    Quantizer const quantizer{params, storage.staging[warp_group], thread};
+#pragma unroll
+    for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+      int const token = tile.token_begin + (warp_group * T::kBlocksM + block_m) * T::kBlockM;
+      if (token < tile.token_end) {  // the same in all threads
+        barrier();                   // everybody has read what the buffer held
+        quantizer.stage(acc.value[block_m], token, tile.token_end, tile.weight_tile);
+        barrier();
+        quantizer.copy_rows(token, tile.token_end, tile.weight_tile);
       }
     }
   }
