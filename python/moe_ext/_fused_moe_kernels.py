@@ -1,4 +1,4 @@
-"""A layer's kernels, and how its rows are quantised: functions of host numbers."""
+"""A layer's kernels: a function of host numbers."""
 
 from __future__ import annotations
 
@@ -13,31 +13,12 @@ from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_scales import WeightScale
 from moe_ext._scales import SCALE_BLOCK
 
-# How rows become FP8: the numbers of GatherFormat, csrc/fused_moe/gather.hpp.
-_BF16_ROWS, _STATIC_SCALE, _TENSOR_SCALE, _ROW_SCALE, _ROW_BLOCKS = range(5)
-
 
 class Kernels(NamedTuple):
     """Indices of the kernels of the two GEMMs."""
 
     gate_up: int
     down: int
-
-
-def row_format(scale: WeightScale | None, static: bool, batch_invariant: bool) -> int:
-    """Say how rows that meet a weight with `scale` are quantised.
-
-    A scale of all rows would make each depend on the others: `batch_invariant` gives each its own.
-    """
-    if scale is None:
-        return _BF16_ROWS
-    if scale.granularity == "1x128":
-        return _ROW_BLOCKS
-    if scale.granularity == "row":
-        return _ROW_SCALE
-    if static:
-        return _STATIC_SCALE
-    return _ROW_SCALE if batch_invariant else _TENSOR_SCALE
 
 
 def _gated_candidates(layer: Layer, accumulate: str, bias: bool) -> tuple[GroupedGemmConfig, ...]:
