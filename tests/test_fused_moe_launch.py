@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from moe_ext import _fused_moe_launch, _fused_moe_run
 from moe_ext._activations import ACTIVATIONS, gating
+from moe_ext._fused_moe_options import said
 from moe_ext._fused_moe_workspace import workspace_bytes
 from moe_ext.reference import fused_moe_reference
 from support.fused_moe import OPERANDS, Sizes, random_layer
@@ -243,3 +245,14 @@ def test_flags_are_those_of_the_c_plus_plus_op():
     bits = (INTERLEAVED, UNGATED, ON_INPUT, FAST, BATCH_INVARIANT)
     assert tuple(getattr(module, name) for name in names) == bits
     assert (module._REMEMBER, module._ACTIVATION_SHIFT) == (REMEMBER, 8)
+
+
+def test_what_is_said_is_what_differs_from_the_ops_defaults():
+    schema = torch.ops.moe_ext.fused_moe.default._schema
+    defaults = {one.name: one.default_value for one in schema.arguments if one.kwarg_only}
+    assert list(inspect.signature(said).parameters) == list(defaults)
+    for function in (moe_ext.fused_moe, moe_ext.fused_moe_out):
+        assert dict(function.__kwdefaults__) == defaults
+    assert said(**defaults) == {}
+    others = {name: object() for name in defaults}
+    assert said(**others) == others
