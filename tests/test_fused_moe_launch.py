@@ -11,6 +11,8 @@ import pytest
 import torch
 from moe_ext import _fused_moe_launch, _fused_moe_run
 from moe_ext._activations import ACTIVATIONS, gating
+from moe_ext._fused_moe_checks import check_fused_moe
+from moe_ext._fused_moe_kernels import choose_kernels
 from moe_ext._fused_moe_options import said
 from moe_ext._fused_moe_workspace import workspace_bytes
 from moe_ext.reference import fused_moe_reference
@@ -147,6 +149,18 @@ def test_the_choice_is_by_the_layouts_of_scales(kernels, layout, accumulates):
     assert torch.equal(out, expected(layer))
     assert flags == 0
     assert tuple(moe_ext.kernels()[index].accumulate for index in chosen) == accumulates
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "relu2"])
+@pytest.mark.parametrize("intermediate", [256, 320, 384])
+def test_plain_order_takes_blocks_where_cpp_does(activation, intermediate):
+    sizes = Sizes(num_tokens=8000, num_experts=2, top_k=2, hidden=256, intermediate=intermediate)
+    layer = random_layer("block", activation, sizes)
+    checked = check_fused_moe("fused_moe", None, **layer)
+    config = moe_ext.kernels()[choose_kernels(checked, "promoted", False, False, 132).gate_up]
+    # The rule of csrc/grouped_gemm/scales.cpp, by the rows of w13.
+    assert config.swapped or layer["w13"].shape[1] % 256 == 0
+    assert not config.swapped or intermediate != 256
 
 
 OPTIONS = {

@@ -25,13 +25,14 @@ def _gated_candidates(layer: Layer, accumulate: str, bias: bool) -> tuple[Groupe
     """List the gated kernels that can take the first GEMM.
 
     Those of plain order read one weight scale for each 128 columns of a tile's gate and of its up,
-    and with scales per block have no registers for a bias.
+    and with scales per block have no registers for a bias. C++ refuses others, by the rows of
+    `w13` (csrc/grouped_gemm/scales.cpp): half as many where there is no up.
     """
     configs = matching_configs("fp8" if layer.fp8 else "bf16", accumulate, "gated")
     if accumulate != "block":
         return configs
     scale = layer.w13_scale
-    whole_blocks = layer.intermediate_size % SCALE_BLOCK == 0
+    whole_blocks = layer.intermediate_size % (SCALE_BLOCK if layer.gated else 2 * SCALE_BLOCK) == 0
     segments = scale is not None and scale.n_segments == 2
     plain = (whole_blocks or segments) and layer.gate_up_layout != INTERLEAVED and not bias
     return tuple(config for config in configs if plain or config.swapped)
