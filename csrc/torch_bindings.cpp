@@ -92,15 +92,28 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
   m.def(
       "topk_routing_configured(Tensor logits, Tensor? correction_bias, Tensor(a!) weights, Tensor(b!) ids, "
       "int scoring, bool renormalize, int num_groups, int topk_groups, float scale) -> ()");
-  // A layer: topk_weights and topk_ids (num_tokens, top_k), the rest as fused_moe/op.hpp has it
+  // A layer: topk_weights and topk_ids (num_tokens, top_k), workspace and out made if absent, the rest as
+  // fused_moe/op.hpp has it; by the kernels remembered for the problem
+  m.def(
+      "fused_moe_launch_with(Tensor hidden_states, Tensor w13, Tensor w2, Tensor topk_weights, Tensor "
+      "topk_ids, Tensor? w13_scale, Tensor? w2_scale, Tensor? a1_scale, Tensor? a2_scale, Tensor? w13_bias, "
+      "Tensor? w2_bias, Tensor? expert_map, Tensor? addend, Tensor(b!)? workspace, Tensor(a!)? out, int "
+      "flags, "
+      "float alpha, float limit, float routed_scale, int first_expert) -> Tensor(a!)");
+  // The same with nothing for what is left out here. An op of its own for the sake of its few arguments, as above
+  m.def(
+      "fused_moe_launch(Tensor hidden_states, Tensor w13, Tensor w2, Tensor topk_weights, Tensor topk_ids, "
+      "Tensor? w13_scale, Tensor? w2_scale, Tensor(b!)? workspace, Tensor(a!)? out, int flags) -> "
+      "Tensor(a!)");
+  // The same by given kernels, rows of configs.def, and with a given gating
   m.def(
       "fused_moe_configured(Tensor hidden_states, Tensor w13, Tensor w2, Tensor topk_weights, Tensor "
-      "topk_ids, "
-      "Tensor? w13_scale, Tensor? w2_scale, Tensor? a1_scale, Tensor? a2_scale, Tensor? w13_bias, "
-      "Tensor? w2_bias, Tensor? expert_map, Tensor? addend, Tensor(a!) workspace, Tensor(b!) out, int[] "
-      "layout, "
-      "float[] gating, float routed_scale, int first_expert, int n_segments, int a1_format, int a2_format, "
-      "int flags, int w13_config, int w2_config) -> ()");
+      "topk_ids, Tensor? w13_scale, Tensor? w2_scale, Tensor? a1_scale, Tensor? a2_scale, Tensor? w13_bias, "
+      "Tensor? w2_bias, Tensor? expert_map, Tensor? addend, Tensor(b!)? workspace, Tensor(a!)? out, int "
+      "flags, "
+      "float alpha, float limit, float routed_scale, int first_expert, int w13_config, int w2_config, "
+      "float[] "
+      "gating) -> Tensor(a!)");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Lines of key=value
@@ -115,6 +128,8 @@ STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
   m.impl("sort_tokens_configured", moe_ext::CheckedBox<&moe_ext::fused_moe::sort_tokens_configured>::value);
   m.impl("combine_tokens_configured",
          moe_ext::CheckedBox<&moe_ext::fused_moe::combine_tokens_configured>::value);
+  m.impl("fused_moe_launch_with", moe_ext::CheckedBox<&moe_ext::fused_moe::fused_moe_launch_with>::value);
+  m.impl("fused_moe_launch", moe_ext::CheckedBox<&moe_ext::fused_moe::fused_moe_launch>::value);
   m.impl("fused_moe_configured", moe_ext::CheckedBox<&moe_ext::fused_moe::fused_moe_configured>::value);
   m.impl("gather_quantize_configured",
          moe_ext::CheckedBox<&moe_ext::fused_moe::gather_quantize_configured>::value);

@@ -65,6 +65,10 @@ def test_tiles_cover_the_result_exactly_once(config_id, rows, tail, n):
     cluster = config.split_k
     assert plan["grid"] >= min(len(tiles), 132 // cluster * cluster)
     assert len(plan["token_widths"]) == len(plan["token_tiles"]) == len(rows)
+    # What the host makes descriptors for (csrc/grouped_gemm/launch.cuh).
+    if 0 < num_rows <= config.tile_tokens:
+        (widest,) = planner().plan([num_rows], num_rows, n, config.index, 132)["token_widths"]
+        assert max(plan["token_widths"]) <= widest
     padded = 0
     for count, width, tile_count in zip(
         rows, plan["token_widths"], plan["token_tiles"], strict=True

@@ -1,4 +1,4 @@
-// The C++ side of torch.ops.moe_ext.fused_moe_configured.
+// The C++ side of torch.ops.moe_ext.fused_moe_launch, fused_moe_launch_with and fused_moe_configured.
 #pragma once
 
 #include <optional>
@@ -8,40 +8,82 @@
 
 namespace moe_ext::fused_moe {
 
-/// Yes-or-no options of a layer, bits of `flags`; python/moe_ext/_fused_moe_launch.py has their twins.
+/// Yes-or-no options of a layer, bits of `flags`; python/moe_ext/_fused_moe_launch.py has their twins. One number,
+/// because each argument costs the caller 0.1 to 0.2 us.
 enum LayerFlag : std::int64_t {
-  kInterleaved = 1,     // w13 has gate and up rows in turn
-  kUngated = 2,         // w13 has one row for each feature
-  kWeightsOnInput = 4,  // topk_weights multiply rows of hidden_states, not of the result
+  kInterleaved = 1,      // w13 has gate and up rows in turn
+  kUngated = 2,          // w13 has one row for each feature
+  kWeightsOnInput = 4,   // topk_weights multiply rows of hidden_states, not of the result
+  kFast = 8,             // FP8 sums may stay in the tensor core's accumulator
+  kBatchInvariant = 16,  // each row has a scale of its own where one would be computed for all
+  kRemember = 32,        // the kernels and the gating are Python's choice: remember it
 };
 
-/// A layer of experts by given kernels, in a given workspace. `layout`: the fields of python/moe_ext/
-/// _fused_moe_workspace.py's WorkspaceLayout in order. `gating`: linear, cubic, quintic, gate_limit, up_limit,
-/// up_offset (grouped_gemm/params.hpp). Checks everything memory safety depends on; reads no device memory.
-void fused_moe_configured(torch::stable::Tensor const& hidden_states,
-                          torch::stable::Tensor const& w13,
-                          torch::stable::Tensor const& w2,
-                          torch::stable::Tensor const& topk_weights,
-                          torch::stable::Tensor const& topk_ids,
-                          std::optional<torch::stable::Tensor> const& w13_scale,
-                          std::optional<torch::stable::Tensor> const& w2_scale,
-                          std::optional<torch::stable::Tensor> const& a1_scale,
-                          std::optional<torch::stable::Tensor> const& a2_scale,
-                          std::optional<torch::stable::Tensor> const& w13_bias,
-                          std::optional<torch::stable::Tensor> const& w2_bias,
-                          std::optional<torch::stable::Tensor> const& expert_map,
-                          std::optional<torch::stable::Tensor> const& addend,
-                          torch::stable::Tensor const& workspace,
-                          torch::stable::Tensor const& out,
-                          std::vector<std::int64_t> const& layout,
-                          std::vector<double> const& gating,
-                          double routed_scale,
-                          std::int64_t first_expert,
-                          std::int64_t n_segments,
-                          std::int64_t a1_format,
-                          std::int64_t a2_format,
-                          std::int64_t flags,
-                          std::int64_t w13_config,
-                          std::int64_t w2_config);
+/// The activation's number comes in `flags` above the bits. Only Python knows which it is; here it is part of what a
+/// choice is remembered for.
+inline constexpr int kActivationShift = 8;
+
+/// A layer of experts, as python/moe_ext/fused_moe.py has it: into `out` or a new tensor, in `workspace` or memory of
+/// its own, by the kernels and with the gating that were remembered for the problem. `alpha` and `limit` are those of
+/// the activation, 0 where it has its own. Reads no device memory.
+/// Refuses, by std::invalid_argument, what is wrong, what has no token, and a problem that nothing was remembered for:
+/// Python then checks, chooses and calls `fused_moe_configured`. So nothing here calls Python.
+torch::stable::Tensor fused_moe_launch_with(torch::stable::Tensor const& hidden_states,
+                                            torch::stable::Tensor const& w13,
+                                            torch::stable::Tensor const& w2,
+                                            torch::stable::Tensor const& topk_weights,
+                                            torch::stable::Tensor const& topk_ids,
+                                            std::optional<torch::stable::Tensor> const& w13_scale,
+                                            std::optional<torch::stable::Tensor> const& w2_scale,
+                                            std::optional<torch::stable::Tensor> const& a1_scale,
+                                            std::optional<torch::stable::Tensor> const& a2_scale,
+                                            std::optional<torch::stable::Tensor> const& w13_bias,
+                                            std::optional<torch::stable::Tensor> const& w2_bias,
+                                            std::optional<torch::stable::Tensor> const& expert_map,
+                                            std::optional<torch::stable::Tensor> const& addend,
+                                            std::optional<torch::stable::Tensor> const& workspace,
+                                            std::optional<torch::stable::Tensor> const& out,
+                                            std::int64_t flags,
+                                            double alpha,
+                                            double limit,
+                                            double routed_scale,
+                                            std::int64_t first_expert);
+
+/// The same without what is seldom said.
+torch::stable::Tensor fused_moe_launch(torch::stable::Tensor const& hidden_states,
+                                       torch::stable::Tensor const& w13,
+                                       torch::stable::Tensor const& w2,
+                                       torch::stable::Tensor const& topk_weights,
+                                       torch::stable::Tensor const& topk_ids,
+                                       std::optional<torch::stable::Tensor> const& w13_scale,
+                                       std::optional<torch::stable::Tensor> const& w2_scale,
+                                       std::optional<torch::stable::Tensor> const& workspace,
+                                       std::optional<torch::stable::Tensor> const& out,
+                                       std::int64_t flags);
+
+/// The same by given kernels, rows of configs.def, and with a given gating: the numbers of `Choice` (choices.hpp).
+torch::stable::Tensor fused_moe_configured(torch::stable::Tensor const& hidden_states,
+                                           torch::stable::Tensor const& w13,
+                                           torch::stable::Tensor const& w2,
+                                           torch::stable::Tensor const& topk_weights,
+                                           torch::stable::Tensor const& topk_ids,
+                                           std::optional<torch::stable::Tensor> const& w13_scale,
+                                           std::optional<torch::stable::Tensor> const& w2_scale,
+                                           std::optional<torch::stable::Tensor> const& a1_scale,
+                                           std::optional<torch::stable::Tensor> const& a2_scale,
+                                           std::optional<torch::stable::Tensor> const& w13_bias,
+                                           std::optional<torch::stable::Tensor> const& w2_bias,
+                                           std::optional<torch::stable::Tensor> const& expert_map,
+                                           std::optional<torch::stable::Tensor> const& addend,
+                                           std::optional<torch::stable::Tensor> const& workspace,
+                                           std::optional<torch::stable::Tensor> const& out,
+                                           std::int64_t flags,
+                                           double alpha,
+                                           double limit,
+                                           double routed_scale,
+                                           std::int64_t first_expert,
+                                           std::int64_t w13_config,
+                                           std::int64_t w2_config,
+                                           std::vector<double> const& gating);
 
 }  // namespace moe_ext::fused_moe

@@ -1,51 +1,27 @@
 // The parts of a layer's workspace, each checked against its end.
 #include "fused_moe/workspace.hpp"
 
-#include "common/math.hpp"
 #include "common/tensor_checks.hpp"
+#include "fused_moe/workspace_layout.hpp"
 
 namespace moe_ext::fused_moe {
 namespace {
 
 constexpr char const* kOp = "fused_moe";
-constexpr std::int64_t kAlignment = 256;
-constexpr std::int64_t kScaleBlock = 128;
-/// Of the scratch for what does not grow with the tokens: a scale of each stage, then partial maxima.
-constexpr std::int64_t kScratchBytes = 64 * 1024;
+/// Of the scratch: a scale comes first.
 constexpr std::int64_t kPartialsBegin = 256;
 constexpr int kPartials = 512;  // every CTA of the stage behind reads all of them
-
-/// Fields of WorkspaceLayout in order.
-enum Field {
-  kOffs,
-  kRowSlot,
-  kSlotRow,
-  kScratch,
-  kGathered,
-  kGatheredScale,
-  kIntermediate,
-  kQuantised,
-  kQuantisedRowBytes,
-  kQuantisedScale,
-  kQuantisedScaleRowBytes,
-  kInPlaceField,
-  kRows,
-  kTotal,
-  kNumFields
-};
 
 /// Pointers into a workspace, each with as many bytes behind it as its user may touch.
 class Parts {
  public:
-  Parts(unsigned char* base, std::int64_t bytes, std::vector<std::int64_t> const& layout)
-      : base_(base), bytes_(bytes), layout_(layout) {}
+  Parts(unsigned char* base, std::int64_t bytes) : base_(base), bytes_(bytes) {}
 
   template <class T>
-  T* at(Field field, std::int64_t bytes) const {
-    std::int64_t const begin = layout_[field];
-    check_value(begin >= 0 && begin % 4 == 0 && bytes >= 0 && begin <= bytes_ - bytes,
+  T* at(std::int64_t begin, std::int64_t bytes) const {
+    check_value(begin <= bytes_ - bytes,
                 kOp,
-                ": `workspace` must hold every part of `layout`, got ",
+                ": `workspace` must hold every part of its layout, got ",
                 bytes_,
                 " bytes for a part of ",
                 bytes,
@@ -57,7 +33,6 @@ class Parts {
  private:
   unsigned char* base_;
   std::int64_t bytes_;
-  std::vector<std::int64_t> const& layout_;
 };
 
 GatherParams make_stage(int const* num_rows, std::int64_t slots, std::int64_t columns) {
@@ -89,45 +64,41 @@ GatherParams make_stage(int const* num_rows, std::int64_t slots, std::int64_t co
 }  // namespace
 
 WorkspaceParts check_workspace(Tensor const& workspace,
-                               std::vector<std::int64_t> const& layout,
                                std::int64_t slots,
                                std::int64_t hidden,
                                std::int64_t intermediate,
                                std::int64_t num_experts,
                                bool fp8,
+                               bool apart,
                                int device) {
-  check_value(layout.size() == kNumFields,
-              kOp,
-              ": `layout` must have ",
-              int{kNumFields},
-              " fields, got ",
-              layout.size());
   check_on_device(kOp, "workspace", workspace, device, "hidden_states");
   check_value(workspace.is_contiguous(), kOp, ": `workspace` must be contiguous, got strides");
   auto* const memory = static_cast<unsigned char*>(workspace.mutable_data_ptr());
   auto const address = reinterpret_cast<std::uintptr_t>(memory);
-  auto const skipped = static_cast<std::int64_t>((kAlignment - address % kAlignment) % kAlignment);
+  auto const skipped =
+      static_cast<std::int64_t>((kWorkspaceAlignment - address % kWorkspaceAlignment) % kWorkspaceAlignment);
   std::int64_t const bytes =
       workspace.numel() * static_cast<std::int64_t>(workspace.element_size()) - skipped;
-  Parts const parts(memory + skipped, bytes, layout);
+  Parts const parts(memory + skipped, bytes);
+  WorkspaceLayout const layout = workspace_layout(slots, hidden, intermediate, num_experts, fp8, apart);
 
   WorkspaceParts result{};
-  result.offs = parts.at<int>(kOffs, 4 * num_experts);
-  result.row_slot = parts.at<int>(kRowSlot, 4 * slots);
-  result.slot_row = parts.at<int>(kSlotRow, 4 * slots);
-  result.sort_scratch = parts.at<int>(kGathered, 0);
-  result.sort_scratch_elems = (bytes - layout[kGathered]) / 4;
-  result.intermediate = parts.at<void>(kIntermediate, 2 * slots * intermediate);
-  result.rows = parts.at<void>(kRows, 2 * slots * hidden);
-  auto* const scratch = parts.at<float>(kScratch, kScratchBytes);
+  result.offs = parts.at<int>(layout.offs, 4 * num_experts);
+  result.row_slot = parts.at<int>(layout.row_slot, 4 * slots);
+  result.slot_row = parts.at<int>(layout.slot_row, 4 * slots);
+  result.sort_scratch = parts.at<int>(layout.gathered, 0);
+  result.sort_scratch_elems = (bytes - layout.gathered) / 4;
+  result.intermediate = parts.at<void>(layout.intermediate, 2 * slots * intermediate);
+  result.rows = parts.at<void>(layout.rows, 2 * slots * hidden);
+  auto* const scratch = parts.at<float>(layout.scratch, kScratchBytes);
   int const* const num_rows = result.offs + num_experts - 1;
 
   GatherParams& gather = result.gather;
   gather = make_stage(num_rows, slots, hidden);
   gather.row_slot = result.row_slot;
   gather.slot_row = result.slot_row;
-  std::int64_t const row_bytes = fp8 ? ceil_div(hidden, 16) * 16 : 2 * hidden;
-  gather.out = parts.at<void>(kGathered, slots * row_bytes);
+  std::int64_t const row_bytes = fp8 ? fp8_row_bytes(hidden) : 2 * hidden;
+  gather.out = parts.at<void>(layout.gathered, slots * row_bytes);
   gather.out_row_stride = fp8 ? row_bytes : hidden;
   gather.partials = scratch + kPartialsBegin / 4;
   gather.num_partials = kPartials;
@@ -139,22 +110,14 @@ WorkspaceParts check_workspace(Tensor const& workspace,
   quantize.num_partials = kPartials;
   quantize.dependents_first = true;
   if (fp8) {
-    std::int64_t const stride = layout[kQuantisedRowBytes];
-    std::int64_t const scale_stride = layout[kQuantisedScaleRowBytes];
-    std::int64_t const blocks = ceil_div(intermediate, kScaleBlock);
-    check_value(
-        stride >= intermediate && stride % 16 == 0 && scale_stride >= 4 * blocks && scale_stride % 4 == 0,
-        kOp,
-        ": `layout` must have room for rows and scales, got strides of ",
-        stride,
-        " and ",
-        scale_stride,
-        " bytes");
-    quantize.out = parts.at<void>(kQuantised, (slots - 1) * stride + intermediate);
+    std::int64_t const stride = layout.quantised_row_bytes;
+    std::int64_t const scale_stride = layout.quantised_scale_row_bytes;
+    quantize.out = parts.at<void>(layout.quantised, (slots - 1) * stride + intermediate);
     quantize.out_row_stride = stride;
-    gather.scale = parts.at<float>(kGatheredScale, 4 * slots * ceil_div(hidden, kScaleBlock));
-    gather.scale_row_stride = ceil_div(hidden, kScaleBlock);
-    quantize.scale = parts.at<float>(kQuantisedScale, (slots - 1) * scale_stride + 4 * blocks);
+    gather.scale = parts.at<float>(layout.gathered_scale, slots * scale_row_bytes(hidden));
+    gather.scale_row_stride = scale_row_bytes(hidden) / 4;
+    quantize.scale =
+        parts.at<float>(layout.quantised_scale, (slots - 1) * scale_stride + scale_row_bytes(intermediate));
     quantize.scale_row_stride = scale_stride / 4;
   }
   return result;

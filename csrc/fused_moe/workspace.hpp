@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include <torch/csrc/stable/tensor.h>
 
@@ -22,14 +21,14 @@ struct WorkspaceParts {
   GatherParams quantize;  // the same; reads the intermediate
 };
 
-/// Checks that the parts of `layout` (python/moe_ext/_fused_moe_workspace.py) lie within the workspace.
+/// The parts of a workspace (workspace_layout.hpp), checked to lie within it.
 WorkspaceParts check_workspace(torch::stable::Tensor const& workspace,
-                               std::vector<std::int64_t> const& layout,
                                std::int64_t slots,
                                std::int64_t hidden,
                                std::int64_t intermediate,
                                std::int64_t num_experts,
                                bool fp8,
+                               bool apart,
                                int device);
 
 }  // namespace moe_ext::fused_moe

@@ -1,10 +1,16 @@
-// moe_ext._planner: the list of kernels and the host twin of the device tile scheduler, for machines without a GPU.
+// moe_ext._planner: the list of kernels, the host twin of the device tile scheduler, and what the library derives of a
+// layer's sizes, for machines without a GPU.
+#include <optional>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "fused_moe/weight_scale.hpp"
+#include "fused_moe/workspace_layout.hpp"
 #include "grouped_gemm/config_list.hpp"
 #include "grouped_gemm/tiling.hpp"
 
@@ -92,9 +98,55 @@ std::vector<TileTuple> tiles(std::vector<int> const& offs, int num_rows, std::in
 }  // namespace
 }  // namespace moe_ext::grouped_gemm
 
+namespace moe_ext::fused_moe {
+namespace {
+
+/// The fields of Python's WorkspaceLayout by name.
+py::dict layout_dict(std::int64_t num_slots,
+                     std::int64_t hidden_size,
+                     std::int64_t intermediate_size,
+                     std::int64_t num_experts,
+                     bool fp8) {
+  WorkspaceLayout const layout =
+      workspace_layout(num_slots, hidden_size, intermediate_size, num_experts, fp8);
+  py::dict result;
+  result["offs"] = layout.offs;
+  result["row_slot"] = layout.row_slot;
+  result["slot_row"] = layout.slot_row;
+  result["scratch"] = layout.scratch;
+  result["gathered"] = layout.gathered;
+  result["gathered_scale"] = layout.gathered_scale;
+  result["intermediate"] = layout.intermediate;
+  result["quantised"] = layout.quantised;
+  result["quantised_row_bytes"] = layout.quantised_row_bytes;
+  result["quantised_scale"] = layout.quantised_scale;
+  result["quantised_scale_row_bytes"] = layout.quantised_scale_row_bytes;
+  result["in_place"] = layout.in_place;
+  result["rows"] = layout.rows;
+  result["total"] = layout.total;
+  return result;
+}
+
+/// Granularity, as Python names it, and segments; none where the shape fits no layout.
+std::optional<std::pair<std::string, std::int64_t>> named_weight_scale(std::vector<std::int64_t> const& shape,
+                                                                       std::int64_t num_experts,
+                                                                       std::int64_t n,
+                                                                       std::int64_t k) {
+  std::optional<WeightScale> const scale = weight_scale_of(shape, num_experts, n, k);
+  if (!scale.has_value()) {
+    return std::nullopt;
+  }
+  static constexpr char const* kNames[] = {"none", "tensor", "row", "1x128"};
+  return std::pair(kNames[static_cast<std::size_t>(scale->granularity)], scale->n_segments);
+}
+
+}  // namespace
+}  // namespace moe_ext::fused_moe
+
 PYBIND11_MODULE(_planner, m) {
   namespace gg = moe_ext::grouped_gemm;
-  m.doc() = "Compiled kernels and the host twin of the device tile scheduler.";
+  namespace layer = moe_ext::fused_moe;
+  m.doc() = "Compiled kernels, the host twin of the device tile scheduler, and a layer's sizes.";
   m.def("configs_csv", &gg::configs_csv, "All compiled kernels, one line each after a header.");
   m.def("plan",
         &gg::plan,
@@ -104,4 +156,23 @@ PYBIND11_MODULE(_planner, m) {
         py::arg("config"),
         py::arg("sm_count"));
   m.def("tiles", &gg::tiles, py::arg("offs"), py::arg("num_rows"), py::arg("n"), py::arg("config"));
+  m.def("workspace_layout",
+        &layer::layout_dict,
+        py::arg("num_slots"),
+        py::arg("hidden_size"),
+        py::arg("intermediate_size"),
+        py::arg("num_experts"),
+        py::arg("fp8"));
+  m.def("workspace_bytes",
+        &layer::workspace_bytes,
+        py::arg("num_slots"),
+        py::arg("hidden_size"),
+        py::arg("intermediate_size"),
+        py::arg("num_experts"));
+  m.def("weight_scale_of",
+        &layer::named_weight_scale,
+        py::arg("shape"),
+        py::arg("num_experts"),
+        py::arg("n"),
+        py::arg("k"));
 }

@@ -1,4 +1,4 @@
-"""A layer's kernels, and how its rows are quantised: functions of host numbers."""
+"""A layer's kernels: a function of host numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_scales import WeightScale
 from moe_ext._scales import SCALE_BLOCK
 
-# How rows become FP8: the numbers of GatherFormat, csrc/fused_moe/gather.hpp.
-_BF16_ROWS, _STATIC_SCALE, _TENSOR_SCALE, _ROW_SCALE, _ROW_BLOCKS = range(5)
-
 
 class Kernels(NamedTuple):
     """Indices of the kernels of the two GEMMs."""
@@ -24,33 +21,18 @@ class Kernels(NamedTuple):
     down: int
 
 
-def row_format(scale: WeightScale | None, static: bool, batch_invariant: bool) -> int:
-    """Say how rows that meet a weight with `scale` are quantised.
-
-    A scale of all rows would make each depend on the others: `batch_invariant` gives each its own.
-    """
-    if scale is None:
-        return _BF16_ROWS
-    if scale.granularity == "1x128":
-        return _ROW_BLOCKS
-    if scale.granularity == "row":
-        return _ROW_SCALE
-    if static:
-        return _STATIC_SCALE
-    return _ROW_SCALE if batch_invariant else _TENSOR_SCALE
-
-
 def _gated_candidates(layer: Layer, accumulate: str, bias: bool) -> tuple[GroupedGemmConfig, ...]:
     """List the gated kernels that can take the first GEMM.
 
     Those of plain order read one weight scale for each 128 columns of a tile's gate and of its up,
-    and with scales per block have no registers for a bias.
+    and with scales per block have no registers for a bias. C++ refuses others, by the rows of
+    `w13` (csrc/grouped_gemm/scales.cpp): half as many where there is no up.
     """
     configs = matching_configs("fp8" if layer.fp8 else "bf16", accumulate, ("gated", "either"))
     if accumulate != "block":
         return configs
     scale = layer.w13_scale
-    whole_blocks = layer.intermediate_size % SCALE_BLOCK == 0
+    whole_blocks = layer.intermediate_size % (SCALE_BLOCK if layer.gated else 2 * SCALE_BLOCK) == 0
     segments = scale is not None and scale.n_segments == 2
     plain = (whole_blocks or segments) and layer.gate_up_layout != INTERLEAVED and not bias
     return tuple(config for config in configs if plain or config.swapped)

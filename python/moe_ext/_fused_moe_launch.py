@@ -1,35 +1,68 @@
-"""The chain of kernels behind `fused_moe` on CUDA."""
+"""The C++ ops behind `fused_moe` on CUDA, and what Python tells them."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from moe_ext._activations import INTERLEAVED, gating
+from moe_ext._activations import ACTIVATIONS, CONCATENATED, INTERLEAVED, gating
 from moe_ext._fused_moe_checks import Layer
-from moe_ext._fused_moe_kernels import choose_kernels, row_format
-from moe_ext._fused_moe_workspace import ALIGNMENT, workspace_layout
+from moe_ext._fused_moe_kernels import choose_kernels
 from moe_ext._library import device_kernels
 
-# Bits of the C++ op's `flags`, twins of LayerFlag, csrc/fused_moe/op.hpp.
-_INTERLEAVED, _UNGATED, _WEIGHTS_ON_INPUT = (1 << bit for bit in range(3))
+# Bits of the C++ ops' `flags`, twins of LayerFlag, csrc/fused_moe/op.hpp.
+_INTERLEAVED, _UNGATED, _WEIGHTS_ON_INPUT, _FAST, _BATCH_INVARIANT, _REMEMBER = (
+    1 << bit for bit in range(6)
+)
+# Above the bits the activation's number, by which C++ tells one from another.
+_ACTIVATION_SHIFT = 8
+_ACTIVATION_FLAGS = {
+    name: (number << _ACTIVATION_SHIFT) | (0 if form.gated else _UNGATED)
+    for number, (name, form) in enumerate(ACTIVATIONS.items())
+}
+_OWN = 0.0  # as alpha or limit: the activation's own
 
 
-def _launch_fused_moe(
-    out: Tensor,
-    layer: Layer,
+def _flags(
+    activation: str,
+    gate_up_layout: str,
+    apply_router_weight_on_input: bool,
+    accumulate: str,
+    batch_invariant: bool,
+) -> int | None:
+    """Put options into one number, None where one of them has a value that is none."""
+    flags = _ACTIVATION_FLAGS.get(activation)
+    if flags is None:
+        return None
+    if gate_up_layout != CONCATENATED:
+        if gate_up_layout != INTERLEAVED:
+            return None
+        flags |= _INTERLEAVED
+    if apply_router_weight_on_input:
+        flags |= _WEIGHTS_ON_INPUT
+    if accumulate != "promoted":
+        if accumulate != "fast":
+            return None
+        flags |= _FAST
+    return flags | _BATCH_INVARIANT if batch_invariant else flags
+
+
+def launch(
+    out: Tensor | None,
     hidden_states: Tensor,
     w13: Tensor,
     w2: Tensor,
     topk_weights: Tensor,
     topk_ids: Tensor,
-    *,
     w13_scale: Tensor | None,
     w2_scale: Tensor | None,
     a1_scale: Tensor | None,
     a2_scale: Tensor | None,
     w13_bias: Tensor | None,
     w2_bias: Tensor | None,
+    activation: str,
+    alpha: float | None,
+    limit: float | None,
+    gate_up_layout: str,
     apply_router_weight_on_input: bool,
     first_expert: int,
     expert_map: Tensor | None,
@@ -38,31 +71,47 @@ def _launch_fused_moe(
     accumulate: str,
     batch_invariant: bool,
     workspace: Tensor | None,
-) -> None:
-    """Fill `out` on the GPU; every argument has been checked, `out` has at least one row.
+) -> Tensor | None:
+    """Launch a CUDA call that nothing has been checked of.
 
-    `workspace` has `workspace_bytes` of memory, at any address, or is None; `workspace_layout` says
-    what lies where from its first multiple of 256 bytes on.
+    The C++ op checks all that memory safety depends on and the rest of the contract, so a good call
+    pays for one check. Raises its ValueError, or returns None, for a call that is refused.
     """
-    device = device_kernels(hidden_states.get_device())
-    kernels = choose_kernels(
-        layer, accumulate, w13_bias is not None, batch_invariant, device.sm_count
+    flags = _flags(
+        activation, gate_up_layout, apply_router_weight_on_input, accumulate, batch_invariant
     )
-    parts = workspace_layout(
-        layer.num_tokens * layer.top_k,
-        layer.hidden_size,
-        layer.intermediate_size,
-        layer.num_experts,
-        layer.fp8,
-    )
-    if workspace is None:
-        workspace = hidden_states.new_empty(ALIGNMENT + parts.total, dtype=torch.uint8)
-    flags = (
-        (_INTERLEAVED if layer.gate_up_layout == INTERLEAVED else 0)
-        | (0 if layer.gated else _UNGATED)
-        | (_WEIGHTS_ON_INPUT if apply_router_weight_on_input else 0)
-    )
-    device.fused_moe_configured(
+    if flags is None:
+        return None
+    kernels = device_kernels(hidden_states.get_device())
+    # Two ops and as few arguments as will do: torch takes up to 0.3 us to read one.
+    if (
+        w13_bias is None
+        and w2_bias is None
+        and a1_scale is None
+        and a2_scale is None
+        and alpha is None
+        and limit is None
+        and first_expert == 0
+        and expert_map is None
+        and addend is None
+        and routed_scale == 1
+    ):
+        result: Tensor = kernels.fused_moe_launch(
+            hidden_states,
+            w13,
+            w2,
+            topk_weights,
+            topk_ids,
+            w13_scale,
+            w2_scale,
+            workspace,
+            out,
+            flags,
+        )
+        return result
+    if (alpha is not None and not alpha > 0) or (limit is not None and not limit > 0):
+        return None
+    result = kernels.fused_moe_launch_with(
         hidden_states,
         w13,
         w2,
@@ -78,13 +127,76 @@ def _launch_fused_moe(
         addend,
         workspace,
         out,
-        list(parts),
-        gating(layer.activation, layer.alpha, layer.limit),
+        flags,
+        _OWN if alpha is None else alpha,
+        _OWN if limit is None else limit,
         routed_scale,
         first_expert,
-        1 if layer.w13_scale is None else layer.w13_scale.n_segments,
-        row_format(layer.w13_scale, a1_scale is not None, batch_invariant),
-        row_format(layer.w2_scale, a2_scale is not None, batch_invariant),
-        flags,
-        *kernels,
+    )
+    return result
+
+
+def launch_checked(
+    layer: Layer,
+    out: Tensor,
+    hidden_states: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    *,
+    w13_scale: Tensor | None,
+    w2_scale: Tensor | None,
+    a1_scale: Tensor | None,
+    a2_scale: Tensor | None,
+    w13_bias: Tensor | None,
+    w2_bias: Tensor | None,
+    activation: str,
+    alpha: float | None,
+    limit: float | None,
+    gate_up_layout: str,
+    apply_router_weight_on_input: bool,
+    first_expert: int,
+    expert_map: Tensor | None,
+    addend: Tensor | None,
+    routed_scale: float,
+    accumulate: str,
+    batch_invariant: bool,
+    workspace: Tensor,
+) -> None:
+    """Launch a CUDA call with tokens that has passed the checks, and tell C++ what it takes.
+
+    Raises what only the C++ op looks at, such as the limits of TMA.
+    """
+    kernels = device_kernels(hidden_states.get_device())
+    flags = _flags(
+        activation, gate_up_layout, apply_router_weight_on_input, accumulate, batch_invariant
+    )
+    assert flags is not None  # the checks know the same options
+    chosen = choose_kernels(
+        layer, accumulate, w13_bias is not None, batch_invariant, kernels.sm_count
+    )
+    kernels.fused_moe_configured(
+        hidden_states,
+        w13,
+        w2,
+        topk_weights,
+        topk_ids,
+        w13_scale,
+        w2_scale,
+        a1_scale,
+        a2_scale,
+        w13_bias,
+        w2_bias,
+        expert_map,
+        addend,
+        workspace,
+        out,
+        flags | _REMEMBER,
+        _OWN if alpha is None else alpha,
+        _OWN if limit is None else limit,
+        routed_scale,
+        first_expert,
+        *chosen,
+        gating(activation, layer.alpha, layer.limit),
     )

@@ -24,7 +24,8 @@ def weight_scale_of(shape: tuple[int, ...], num_experts: int, n: int, k: int) ->
     """Tell the layout of the scales of a weight (num_experts, n, k), None where it is none.
 
     One scale for each expert asks for one scale of all activations, one for each channel for one of
-    each row, one for each block for one of each 128 values of a row.
+    each row, one for each block for one of each 128 values of a row. The C++ op has a twin of this,
+    csrc/fused_moe/weight_scale.hpp.
     """
     if shape in ((), (1,), (num_experts,), (num_experts, 1), (num_experts, 1, 1)):
         return WeightScale("tensor")

@@ -63,7 +63,7 @@ def _scale_row_bytes(columns: int) -> int:
 def workspace_layout(
     num_slots: int, hidden_size: int, intermediate_size: int, num_experts: int, fp8: bool
 ) -> WorkspaceLayout:
-    """Lay out the workspace of a call.
+    """Lay out the workspace of a call, as its C++ twin does (csrc/fused_moe/workspace_layout.hpp).
 
     Rows cost 2 * (intermediate + hidden) + 8 bytes: the down GEMM's rows take the place of the
     gathered ones, and the quantised intermediate that of gathered rows, or of what it is made

@@ -35,6 +35,8 @@ class DeviceKernels(NamedTuple):
     sort_tokens_scratch: Callable[..., int]
     combine_tokens_configured: Callable[..., Any]
     topk_routing_configured: Callable[..., Any]
+    fused_moe_launch: Callable[..., Any]
+    fused_moe_launch_with: Callable[..., Any]
     fused_moe_configured: Callable[..., Any]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from moe_ext._fused_moe_checks import check_fused_moe
+from moe_ext._fused_moe_options import said
 from moe_ext._fused_moe_run import run_fused_moe, run_fused_moe_out
 from moe_ext._register import register
 
@@ -139,28 +140,27 @@ def fused_moe(
         >>> fused_moe(hidden, w13, w2, torch.full((2, 2), 0.5), ids)[:, 0].tolist()
         [2048.0, 1024.0]
     """
-    options: dict[str, Any] = {
-        "w13_scale": w13_scale,
-        "w2_scale": w2_scale,
-        "a1_scale": a1_scale,
-        "a2_scale": a2_scale,
-        "w13_bias": w13_bias,
-        "w2_bias": w2_bias,
-        "activation": activation,
-        "alpha": alpha,
-        "limit": limit,
-        "gate_up_layout": gate_up_layout,
-        "apply_router_weight_on_input": apply_router_weight_on_input,
-        "first_expert": first_expert,
-        "expert_map": expert_map,
-        "addend": addend,
-        "routed_scale": routed_scale,
-        "accumulate": accumulate,
-        "batch_invariant": batch_invariant,
-    }
-    op = _OP
-    if workspace is not None:
-        op, options["workspace"] = _WORKSPACE_OP, workspace
+    options = said(
+        w13_scale,
+        w2_scale,
+        a1_scale,
+        a2_scale,
+        w13_bias,
+        w2_bias,
+        activation,
+        alpha,
+        limit,
+        gate_up_layout,
+        apply_router_weight_on_input,
+        first_expert,
+        expert_map,
+        addend,
+        routed_scale,
+        accumulate,
+        batch_invariant,
+        workspace,
+    )
+    op = _OP if workspace is None else _WORKSPACE_OP
     result: Tensor = op(hidden_states, w13, w2, topk_weights, topk_ids, **options)
     return result
 
@@ -228,32 +228,27 @@ def fused_moe_out(
     Notes:
         Otherwise as `fused_moe`.
     """
-    _OUT_OP(
-        hidden_states,
-        w13,
-        w2,
-        topk_weights,
-        topk_ids,
-        w13_scale=w13_scale,
-        w2_scale=w2_scale,
-        a1_scale=a1_scale,
-        a2_scale=a2_scale,
-        w13_bias=w13_bias,
-        w2_bias=w2_bias,
-        activation=activation,
-        alpha=alpha,
-        limit=limit,
-        gate_up_layout=gate_up_layout,
-        apply_router_weight_on_input=apply_router_weight_on_input,
-        first_expert=first_expert,
-        expert_map=expert_map,
-        addend=addend,
-        routed_scale=routed_scale,
-        accumulate=accumulate,
-        batch_invariant=batch_invariant,
-        workspace=workspace,
-        out=out,
+    options = said(
+        w13_scale,
+        w2_scale,
+        a1_scale,
+        a2_scale,
+        w13_bias,
+        w2_bias,
+        activation,
+        alpha,
+        limit,
+        gate_up_layout,
+        apply_router_weight_on_input,
+        first_expert,
+        expert_map,
+        addend,
+        routed_scale,
+        accumulate,
+        batch_invariant,
+        workspace,
     )
+    _OUT_OP(hidden_states, w13, w2, topk_weights, topk_ids, out=out, **options)
 
 
 def _fake(*operands: Tensor, **options: Any) -> Tensor:

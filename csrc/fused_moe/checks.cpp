@@ -1,0 +1,248 @@
+// From torch tensors to a layer: what is found wrong on the way says what was expected and what came.
+#include "fused_moe/checks.hpp"
+
+#include <limits>
+
+#include "common/cuda_context.hpp"
+#include "common/tensor_checks.hpp"
+#include "common/tensor_strides.hpp"
+#include "fused_moe/combine_op.hpp"
+#include "fused_moe/gather_op.hpp"
+#include "fused_moe/gemm_checks.hpp"
+#include "fused_moe/op.hpp"
+#include "fused_moe/sort_op.hpp"
+#include "fused_moe/workspace.hpp"
+#include "fused_moe/workspace_layout.hpp"
+
+namespace moe_ext::fused_moe {
+namespace {
+
+constexpr char const* kOp = "fused_moe";
+constexpr std::int64_t kMost = std::numeric_limits<int>::max() - (1 << 16);
+/// Fewer than a sort can take: MAX_SLOTS of python/moe_ext/_fused_moe_workspace.py.
+constexpr std::int64_t kMostSlots = std::int64_t{1} << 22;
+
+void check_weight(
+    char const* argument, Tensor const& weight, Form const& form, std::int64_t n, std::int64_t k) {
+  check_on_device(kOp, argument, weight, form.device, "hidden_states");
+  check_dtype(kOp, argument, weight, form.fp8 ? ScalarType::Float8_e4m3fn : ScalarType::BFloat16);
+  check_size(kOp, argument, 0, weight.size(0), form.num_experts);
+  check_size(kOp, argument, 1, weight.size(1), n);
+  check_size(kOp, argument, 2, weight.size(2), k);
+  check_rows_aligned(kOp, argument, weight, weight.const_data_ptr());
+}
+
+/// Of a weight that has passed: BF16 has no scale, FP8 one of a known layout.
+WeightScale check_weight_scale(char const* argument,
+                               std::optional<Tensor> const& scale,
+                               Tensor const& weight,
+                               bool fp8) {
+  check_value(scale.has_value() == fp8,
+              kOp,
+              ": `",
+              argument,
+              "` must be given for float8_e4m3fn weights and only then, got the other");
+  if (!fp8) {
+    return {};
+  }
+  auto const shape = scale->sizes();
+  std::optional<WeightScale> const layout =
+      weight_scale_of({shape.data(), shape.size()}, weight.size(0), weight.size(1), weight.size(2));
+  check_value(
+      layout.has_value(), kOp, ": `", argument, "` must have a shape that fits its weight, got another");
+  return *layout;
+}
+
+void check_sizes(Form const& form) {
+  check_value(form.hidden > 0 && form.hidden % 8 == 0 && form.hidden <= kMost && form.intermediate > 0 &&
+                  form.intermediate % 8 == 0 && form.intermediate <= kMost / 2,
+              kOp,
+              ": hidden and intermediate size must be positive multiples of 8, got ",
+              form.hidden,
+              " and ",
+              form.intermediate);
+  check_value(form.top_k >= 1 && form.top_k <= kMaxTopK && form.num_tokens <= kMostSlots / form.top_k,
+              kOp,
+              ": `topk_ids` must have 1 to ",
+              kMaxTopK,
+              " columns and at most ",
+              kMostSlots,
+              " elements, got shape (",
+              form.num_tokens,
+              ", ",
+              form.top_k,
+              ")");
+}
+
+void check_experts(Call const& call) {
+  if (!call.expert_map.has_value()) {
+    return;
+  }
+  check_value(call.first_expert == 0 && call.expert_map->numel() > 0,
+              kOp,
+              ": `expert_map` must have elements and no `first_expert` beside it, got ",
+              call.first_expert);
+}
+
+void check_own_workspace(Tensor const& workspace, Form const& form) {
+  std::int64_t const bytes = workspace.numel() * static_cast<std::int64_t>(workspace.element_size());
+  std::int64_t const needed = workspace_bytes(form.slots(), form.hidden, form.intermediate, form.num_experts);
+  check_value(bytes >= needed, kOp, ": `workspace` must have at least ", needed, " bytes, got ", bytes);
+}
+
+void check_out(Tensor const& out, Form const& form) {
+  check_on_device(kOp, "out", out, form.device, "hidden_states");
+  check_dtype(kOp, "out", out, ScalarType::BFloat16);
+  check_rank(kOp, "out", out, 2);
+  check_size(kOp, "out", 0, out.size(0), form.num_tokens);
+  check_size(kOp, "out", 1, out.size(1), form.hidden);
+  check_rows_aligned(kOp, "out", out, out.mutable_data_ptr());
+}
+
+gemm::Gating make_gating(std::array<float, 6> const& numbers, std::int64_t intermediate, std::int64_t flags) {
+  bool const interleaved = (flags & kInterleaved) != 0;
+  bool const ungated = (flags & kUngated) != 0;
+  return {.linear = numbers[0],
+          .cubic = numbers[1],
+          .quintic = numbers[2],
+          .gate_limit = numbers[3],
+          .up_limit = numbers[4],
+          .up_offset = numbers[5],
+          .feature_step = interleaved ? 2 : 1,
+          .up_step = ungated ? 0 : (interleaved ? 1 : static_cast<int>(intermediate)),
+          .slab_step = interleaved ? 16 : 8,
+          .joins = true};
+}
+
+}  // namespace
+
+Form check_form(Call const& call) {
+  Tensor const& x = call.hidden_states;
+  check_value(x.is_cuda(), kOp, ": `hidden_states` must be a CUDA tensor, got another kind of device");
+  check_dtype(kOp, "hidden_states", x, ScalarType::BFloat16);
+  check_rank(kOp, "hidden_states", x, 2);
+  check_rank(kOp, "w13", call.w13, 3);
+  check_rank(kOp, "w2", call.w2, 3);
+  check_rank(kOp, "topk_ids", call.topk_ids, 2);
+  int const device = x.get_device_index();
+  bool const fp8 = has_dtype(call.w13, ScalarType::Float8_e4m3fn);
+  Form form{.num_tokens = x.size(0),
+            .top_k = call.topk_ids.size(1),
+            .hidden = x.size(1),
+            .intermediate = call.w2.size(2),
+            .num_experts = call.w2.size(0),
+            .fp8 = fp8,
+            .w13_scale = {},
+            .w2_scale = {},
+            .device = device,
+            .sm_count = sm_count(device)};
+  check_sizes(form);
+  check_rows_aligned(kOp, "hidden_states", x, x.const_data_ptr());
+  bool const ungated = (call.flags & kUngated) != 0;
+  bool const interleaved = (call.flags & kInterleaved) != 0;
+  check_value(!ungated || !interleaved, kOp, ": `flags` must not say interleaved and ungated, got both");
+  check_weight("w13", call.w13, form, form.intermediate * (ungated ? 1 : 2), form.hidden);
+  check_weight("w2", call.w2, form, form.hidden, form.intermediate);
+  form.w13_scale = check_weight_scale("w13_scale", call.w13_scale, call.w13, fp8);
+  form.w2_scale = check_weight_scale("w2_scale", call.w2_scale, call.w2, fp8);
+  check_value(form.w2_scale.n_segments == 1 && (form.w13_scale.n_segments == 1 || (!ungated && !interleaved)),
+              kOp,
+              ": scales must have one grid of blocks unless gate rows lie before up rows, got two");
+  bool const blocks = form.w13_scale.granularity == Granularity::RowBlocks ||
+                      form.w2_scale.granularity == Granularity::RowBlocks;
+  check_value((call.flags & kFast) == 0 || (fp8 && !blocks),
+              kOp,
+              ": `accumulate` must be \"promoted\" for bfloat16 or with scales per block, got \"fast\"");
+  return form;
+}
+
+Layer check_layer(Call const& call,
+                  Form const& form,
+                  Choice const& choice,
+                  bool apart,
+                  Tensor const& workspace,
+                  Tensor const& out) {
+  std::int64_t const slots = form.slots();
+  check_size(kOp, "topk_ids", 0, call.topk_ids.size(0), form.num_tokens);
+  check_on_device(kOp, "topk_ids", call.topk_ids, form.device, "hidden_states");
+  check_experts(call);
+  if (call.workspace.has_value()) {
+    check_own_workspace(workspace, form);
+  }
+  check_out(out, form);
+  if (call.addend.has_value()) {
+    check_rank(kOp, "addend", *call.addend, 2);
+    check_rows_aligned(kOp, "addend", *call.addend, call.addend->const_data_ptr());
+  }
+  auto const& gate_up =
+      kernel_for("w13_config", choice.w13_config, gemm::Output::Gated, form.w13_scale, call.flags);
+  auto const& down = kernel_for("w2_config", choice.w2_config, gemm::Output::Rows, form.w2_scale, call.flags);
+
+  bool const on_input = (call.flags & kWeightsOnInput) != 0;
+  WorkspaceParts const parts = check_workspace(
+      workspace, slots, form.hidden, form.intermediate, form.num_experts, form.fp8, apart, form.device);
+  Layer layer{.sort = check_sort(call.topk_ids, form.num_experts, call.expert_map, call.first_expert),
+              .gather = parts.gather,
+              .gate_up = {},
+              .quantizes = form.fp8 && !apart,
+              .quantize = parts.quantize,
+              .down = {},
+              .combine = check_combine(out,
+                                       form.top_k,
+                                       on_input ? std::nullopt : std::optional(call.topk_weights),
+                                       call.addend,
+                                       call.routed_scale)};
+  layer.sort.offs = parts.offs;
+  layer.sort.row_slot = parts.row_slot;
+  layer.sort.slot_row = parts.slot_row;
+  layer.sort.scratch = parts.sort_scratch;
+  check_value(sort_scratch_elems(slots, static_cast<int>(form.num_experts)) <= parts.sort_scratch_elems,
+              kOp,
+              ": `workspace` must have room for sorting, got less");
+
+  GatherParams& gather = layer.gather;
+  gather.x = call.hidden_states.const_data_ptr();
+  gather.x_row_stride = step(call.hidden_states, 0);
+  gather.num_tokens = form.num_tokens;
+  gather.top_k = static_cast<int>(form.top_k);
+  set_format(gather, "a1_scale", call.a1_scale, form.w13_scale, call.flags, form.device);
+  if (on_input) {
+    set_weights(gather, call.topk_weights, form.device);
+  }
+  Weights const gate_up_weights{call.w13, call.w13_scale, call.w13_bias, form.w13_scale.n_segments};
+  layer.gate_up = make_gemm(gate_up, gate_up_weights, form, gather, parts.intermediate);
+  gemm::Params& first = layer.gate_up.params;
+  first.gating = make_gating(choice.gating, form.intermediate, call.flags);
+  first.n = 2 * form.intermediate;  // without up rows each gate row serves as both
+  first.out_row_stride = form.intermediate;
+
+  GatherParams& quantize = layer.quantize;
+  set_format(quantize, "a2_scale", call.a2_scale, form.w2_scale, call.flags, form.device);
+  if (!form.fp8) {  // the down GEMM reads the intermediate as it is
+    quantize.out = parts.intermediate;
+    quantize.out_row_stride = form.intermediate;
+  }
+  if (apart) {
+    first.quantised = {.values = static_cast<unsigned char*>(quantize.out),
+                       .row_stride = quantize.out_row_stride,
+                       .scale = quantize.scale,
+                       .scale_row_stride = quantize.scale_row_stride};
+  }
+  check_value(down.config.output == gemm::Output::Rows || form.hidden % 16 == 0,
+              kOp,
+              ": `w2_config` must be a kernel of rows for a hidden size that is no multiple of 16, got ",
+              down.config.id);
+  Weights const down_weights{call.w2, call.w2_scale, call.w2_bias, 1};
+  layer.down = make_gemm(down, down_weights, form, quantize, parts.rows);
+
+  layer.combine.y = parts.rows;
+  layer.combine.num_rows = slots;
+  layer.combine.slot_row = parts.slot_row;
+  layer.combine.programmatic = true;
+  for (gemm::Params* const params : {&layer.gate_up.params, &layer.down.params}) {
+    params->groups.offs = parts.offs;
+  }
+  return layer;
+}
+
+}  // namespace moe_ext::fused_moe

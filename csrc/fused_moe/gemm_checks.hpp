@@ -1,0 +1,48 @@
+// A layer's GEMMs: which kernels serve them, how their rows are quantised, where their scales lie.
+#pragma once
+
+#include <optional>
+
+#include <torch/csrc/stable/tensor.h>
+
+#include "fused_moe/checks.hpp"
+#include "fused_moe/layer.hpp"
+#include "grouped_gemm/config.hpp"
+
+namespace moe_ext::fused_moe {
+
+namespace gemm = moe_ext::grouped_gemm;
+
+/// One of the two GEMMs' weights, with all that comes with them.
+struct Weights {
+  torch::stable::Tensor const& weight;
+  std::optional<torch::stable::Tensor> const& scale;
+  std::optional<torch::stable::Tensor> const& bias;
+  std::int64_t n_segments;
+};
+
+/// Row `index` of configs.def, refused unless it makes `output` of operands with `scale`. So a choice for another kind
+/// of layer shows at once.
+gemm::RegisteredKernel const& kernel_for(
+    char const* argument, std::int64_t index, gemm::Output output, WeightScale scale, std::int64_t flags);
+
+/// Whether the first GEMM, by kernel `w13_config`, quantises what it makes: it can, the second asks for a scale for
+/// each 128 values, and a caller's workspace has room for these values apart from those that it reads.
+bool leaves_fp8(Form const& form, std::int64_t w13_config);
+
+/// How the rows of a stage become FP8: as the weight's scale asks for, and with the scale that is given, if one is.
+void set_format(GatherParams& stage,
+                char const* argument,
+                std::optional<torch::stable::Tensor> const& given,
+                WeightScale scale,
+                std::int64_t flags,
+                int device);
+
+/// The product of what `stage` leaves and weights that have passed.
+LayerGemm make_gemm(gemm::RegisteredKernel const& kernel,
+                    Weights const& weights,
+                    Form const& form,
+                    GatherParams const& stage,
+                    void* out);
+
+}  // namespace moe_ext::fused_moe

@@ -1,0 +1,59 @@
+"""Options of a call of `fused_moe` as its ops are given them: those that are not the default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+def said(
+    w13_scale: Tensor | None,
+    w2_scale: Tensor | None,
+    a1_scale: Tensor | None,
+    a2_scale: Tensor | None,
+    w13_bias: Tensor | None,
+    w2_bias: Tensor | None,
+    activation: str,
+    alpha: float | None,
+    limit: float | None,
+    gate_up_layout: str,
+    apply_router_weight_on_input: bool,
+    first_expert: int,
+    expert_map: Tensor | None,
+    addend: Tensor | None,
+    routed_scale: float,
+    accumulate: str,
+    batch_invariant: bool,
+    workspace: Tensor | None,
+) -> dict[str, Any]:
+    """Collect what differs from the defaults: each keyword costs an op's caller up to 0.4 us."""
+    optional = (
+        ("w13_scale", w13_scale),
+        ("w2_scale", w2_scale),
+        ("a1_scale", a1_scale),
+        ("a2_scale", a2_scale),
+        ("w13_bias", w13_bias),
+        ("w2_bias", w2_bias),
+        ("alpha", alpha),
+        ("limit", limit),
+        ("expert_map", expert_map),
+        ("addend", addend),
+        ("workspace", workspace),
+    )
+    options: dict[str, Any] = {name: value for name, value in optional if value is not None}
+    if activation != "swiglu":
+        options["activation"] = activation
+    if gate_up_layout != "concatenated":
+        options["gate_up_layout"] = gate_up_layout
+    if apply_router_weight_on_input is not False:
+        options["apply_router_weight_on_input"] = apply_router_weight_on_input
+    if first_expert != 0:
+        options["first_expert"] = first_expert
+    if routed_scale != 1:
+        options["routed_scale"] = routed_scale
+    if accumulate != "promoted":
+        options["accumulate"] = accumulate
+    if batch_invariant is not False:
+        options["batch_invariant"] = batch_invariant
+    return options

@@ -1,0 +1,95 @@
+"""Where the C++ op of a layer decides: remembered choices, memory of its own, refusals."""
+
+from __future__ import annotations
+
+import itertools
+
+import moe_ext
+import pytest
+import torch
+from moe_ext import _fused_moe_launch
+from support.fused_moe import LAYOUTS, OPERANDS, Sizes, random_layer
+from support.tolerance import assert_same_bits
+from test_fused_moe_errors import ERRORS, OUT_ERRORS, valid_arguments
+
+pytestmark = pytest.mark.gpu
+SCALES = ("w13_scale", "w2_scale", "a1_scale", "a2_scale")
+TENSORS = (*OPERANDS, *SCALES, "w13_bias", "w2_bias", "expert_map", "addend", "workspace", "out")
+BY_PYTHON = ("activation", "alpha", "limit", "gate_up_layout", "accumulate")
+
+
+@pytest.fixture
+def choices(monkeypatch):
+    """Calls of the choice of kernels."""
+    asked = []
+    choose = _fused_moe_launch.choose_kernels
+
+    def noted(*key):
+        asked.append(key)
+        return choose(*key)
+
+    monkeypatch.setattr(_fused_moe_launch, "choose_kernels", noted)
+    return asked
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_choice_is_made_once_for_a_problem(layout, choices):
+    # Sizes that no other test has, so that nothing is remembered of them.
+    sizes = Sizes(num_tokens=11, num_experts=7, top_k=3, hidden=208, intermediate=144)
+    layer = random_layer(layout, "swiglu", sizes, "cuda")
+    changes = (
+        {},
+        {"limit": 2.0},
+        {"batch_invariant": True},
+        {"w13_bias": torch.zeros(7, 288).cuda()},
+    )
+    for asked, options in enumerate(changes, 1):
+        first = moe_ext.fused_moe(**layer, **options)
+        assert len(choices) == asked
+        out = torch.empty_like(first)
+        size = moe_ext.fused_moe_workspace_size(
+            num_tokens=11, top_k=3, hidden_size=208, intermediate_size=144, num_experts=7
+        )
+        workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
+        moe_ext.fused_moe_out(**layer, **options, out=out, workspace=workspace)
+        assert len(choices) == asked
+        assert_same_bits(out, first)
+        assert_same_bits(moe_ext.fused_moe(**layer, **options, routed_scale=1.0), first)
+
+
+def kernel(output, accumulate, dtype):
+    """Return the index of some kernel that takes every layout of block scales."""
+    kind = (output, accumulate, dtype)
+    return next(
+        config.index
+        for config in moe_ext.kernels()
+        if (config.output, config.accumulate, config.dtype) == kind and config.swapped
+    )
+
+
+@pytest.mark.parametrize("name", [*ERRORS, *OUT_ERRORS])
+def test_cpp_refuses_every_documented_error(name):
+    """Also with kernels given, so that it is not for want of a choice."""
+    changes = {argument: make("cuda") for argument, make in (ERRORS | OUT_ERRORS)[name][0].items()}
+    options = {option: changes.pop(option) for option in BY_PYTHON if option in changes}
+    if options.keys() & {"activation", "alpha", "limit"}:
+        pytest.skip("Python's to refuse")
+    layout = options.get("gate_up_layout", "concatenated")
+    accumulate = options.get("accumulate", "promoted")
+    flags = _fused_moe_launch._flags("swiglu", layout, False, accumulate, False)
+    if flags is None:
+        pytest.skip("Python's to refuse")
+    arguments = dict.fromkeys(TENSORS) | valid_arguments("cuda") | changes
+    first_expert = arguments.pop("first_expert", 0)
+    before = torch.cuda.memory_allocated()
+    fp8 = arguments["w13"].dtype is torch.float8_e4m3fn
+    dtype = "fp8" if fp8 else "bf16"
+    firsts = ("promoted", "block") if fp8 else ("fp32",)
+    seconds = ("promoted", "block", "fast") if fp8 else ("fp32",)
+    op = moe_ext._library.device_kernels(0).fused_moe_configured
+    for first, second in itertools.product(firsts, seconds):
+        kernels = kernel("gated", first, dtype), kernel("rows", second, dtype)
+        tensors = [arguments[tensor] for tensor in TENSORS]
+        with pytest.raises(ValueError, match="must"):
+            op(*tensors, flags, 0.0, 0.0, 1.0, first_expert, *kernels, [1.0] * 6)
+    assert torch.cuda.memory_allocated() == before
