@@ -156,7 +156,9 @@ def test_wheel_holds_the_package_and_the_licences_alone(tmp_path):
     subprocess.run([*command, "-w", str(tmp_path), str(tree)], env=environment, check=True)
     (wheel,) = tmp_path.glob("moe_ext-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    sources = {f"moe_ext/{path.name}" for path in (ROOT / "python/moe_ext").glob("*.py*")}
+    root = ROOT / "python"
+    sources = {str(path.relative_to(root)) for path in (root / "moe_ext").rglob("*.py*")}
+    sources = {path for path in sources if "__pycache__" not in path}
     sources.add("moe_ext/py.typed")
     planner = [name for name in names if re.fullmatch(r"moe_ext/_planner\.cpython.*\.so", name)]
     metadata = [name for name in names if ".dist-info/" in name]
