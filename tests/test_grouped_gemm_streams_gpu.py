@@ -59,7 +59,7 @@ def test_offsets_may_change_between_replays(dtype):
         assert_untouched(out[valid:])
 
 
-@pytest.mark.parametrize("config", [c.id for c in moe_ext.kernels()])
+@pytest.mark.parametrize("config", [c.id for c in moe_ext.kernels() if c.output == "rows"])
 def test_a_pair_with_offsets_ready(config):
     """The second GEMM loads weights while the first still runs; both must see fresh inputs."""
     kernel = next(c for c in moe_ext.kernels() if c.id == config)
