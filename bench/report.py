@@ -23,7 +23,7 @@ from bench.tables import (
     timed_rows,
 )
 from bench.tables_fp8 import block_comparison, layout_tables
-from bench.tables_layer import layer_tables
+from bench.tables_layer import LAYER_BEGIN, LAYER_END, layer_readme_section, layer_tables
 from bench.tables_masked import masked_tables
 from bench.tables_power import power_table
 from bench.verdicts import format_bars
@@ -39,7 +39,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--peers", type=Path, default=PEERS_CSV, help="CSV with the peers' measurements")
     add("--markdown", type=Path, help="write tables here")
     add("--plot", type=Path, help="write a PNG here; needs matplotlib")
-    add("--readme", type=Path, help="rewrite the marked section of this file")
+    add("--readme", type=Path, help="rewrite the marked section of this file: pairs of GEMMs")
+    add("--layer-readme", type=Path, help="rewrite the marked section of this file: whole layers")
     add("--check", action="store_true", help="evaluate the speed bars; exit 1 unless all pass")
     add("--misses", action="store_true", help="with --check: print only what did not pass")
     add("--compare", type=Path, help="list what lost over 3 %% against this JSONL; exit 1 if any")
@@ -61,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plot(rows, args.plot)
     if args.readme is not None:
         args.readme.write_text(replace_section(args.readme.read_text(), readme_section(rows)))
+    if args.layer_readme is not None:
+        section = layer_readme_section(rows, peers.layers)
+        text = args.layer_readme.read_text()
+        args.layer_readme.write_text(replace_section(text, section, LAYER_BEGIN, LAYER_END))
     if args.check:
         verdicts = [
             *(bars.evaluate(rows, peers.deep_gemm) if _has_gemms(rows) else ()),

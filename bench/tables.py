@@ -177,7 +177,7 @@ def readme_section(rows: Sequence[Row]) -> str:
                 and row.median_us is not None
                 and (other := results.torch_us(case, dtype, t)) is not None
             ]
-            body.append([case, dtype.upper(), *cells, rate, _gain(gains)])
+            body.append([case, dtype.upper(), *cells, rate, gain(gains)])
     last_tokens = tokens[-1] if tokens else 0
     header = [
         "case",
@@ -195,17 +195,20 @@ def readme_section(rows: Sequence[Row]) -> str:
     return f"{legend}\n\n{markdown_table(header, body)}"
 
 
-def _gain(gains: Sequence[float]) -> str:
+def gain(gains: Sequence[float]) -> str:
+    """Return the geometric mean of speed-ups, and the least."""
     if not gains:
         return "-"
     mean = math.exp(sum(math.log(gain) for gain in gains) / len(gains))
     return f"{mean:.1f}x ({min(gains):.1f}x)"
 
 
-def replace_section(text: str, section: str) -> str:
-    """Return `text` with what stands between the markers replaced by `section`."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def replace_section(text: str, section: str, first_mark: str = BEGIN, last_mark: str = END) -> str:
+    """Return `text` with what stands between the marks replaced by `section`."""
+    before, begin, rest = text.partition(first_mark)
+    _, end, after = rest.partition(last_mark)
     if not begin or not end:
-        raise ValueError(f"replace_section: `text` must hold {BEGIN} and {END}, got neither or one")
-    return f"{before}{BEGIN}\n{section}\n{END}{after}"
+        raise ValueError(
+            f"replace_section: `text` must hold {first_mark} and {last_mark}, got neither or one"
+        )
+    return f"{before}{first_mark}\n{section}\n{last_mark}{after}"

@@ -10,11 +10,16 @@ from bench.peers import PeerTimes
 from bench.rows import Row
 from bench.tables import (
     cases_and_tokens,
+    gain,
     markdown_table,
+    provenance,
     speedup_lines,
     time_table,
     timed_rows,
 )
+
+LAYER_BEGIN, LAYER_END = "<!-- bench-layer:begin -->", "<!-- bench-layer:end -->"
+README_FEW_TOKENS = (1, 16, 256)
 
 
 def layer_tables(rows: Sequence[Row], peers: Mapping[str, PeerTimes]) -> str:
@@ -52,6 +57,48 @@ def layer_tables(rows: Sequence[Row], peers: Mapping[str, PeerTimes]) -> str:
         "another card of the same kind (`bench/data/README.md`)."
     )
     return "\n\n".join([legend, *sections])
+
+
+def layer_readme_section(rows: Sequence[Row], peers: Mapping[str, PeerTimes]) -> str:
+    """Return the compact table of the README: times at few tokens, and against the best peer.
+
+    Args:
+        rows: Result rows.
+        peers: Kind of scales -> best times of other libraries' layers, measured elsewhere.
+    """
+    own = [
+        row
+        for row in timed_rows(rows, LAYER)
+        if row.provider == "moe_ext" and not row.batch_invariant and row.accumulate != "fast"
+    ]
+    cases, _ = cases_and_tokens(own)
+    kinds = list(dict.fromkeys((row.dtype, row.scale) for row in own))
+    body = []
+    for case in cases:
+        cells = []
+        for dtype, scale in kinds:
+            ours = {
+                row.num_tokens: row.median_us
+                for row in own
+                if (row.case, row.dtype, row.scale) == (case, dtype, scale)
+            }
+            theirs = peers.get(scale, {})
+            gains = [
+                other / us
+                for t, us in ours.items()
+                if us is not None and (other := theirs.get((case, dtype, t))) is not None
+            ]
+            few = " / ".join(f"{us:.0f}" if (us := ours.get(t)) else "-" for t in README_FEW_TOKENS)
+            cells.append(f"{few} us, {gain(gains)}" if gains else f"{few} us")
+        body.append([case, *cells])
+    header = ["case", *("BF16" if dtype == "bf16" else f"FP8 {scale}" for dtype, scale in kinds)]
+    legend = (
+        "A whole layer, from hidden states and ids to the output: time at T = "
+        f"{', '.join(map(str, README_FEW_TOKENS))}; then the best peer's time over ours, geometric "
+        "mean over T = 1 to 8192 (least), where a peer was measured, on another card of the same "
+        f"kind. {provenance(own)}"
+    )
+    return f"{legend}\n\n{markdown_table(header, body)}"
 
 
 def _comparison(rows: Sequence[Row], group: Sequence[Row], peers: PeerTimes) -> str:

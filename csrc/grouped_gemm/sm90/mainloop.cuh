@@ -217,6 +217,9 @@ struct MainloopMma {
     }
   }
 
+  template <class Promotion>
+  using FactorsOf = decltype(std::declval<Promotion&>().template prepare<kValues>(0, 0, 0, 0, 0));
+
   /// One 64 x kInstructionN block over kTogether atoms of K. `last`: of the stage, which is then released.
   template <class Promotion>
   __device__ void promote(State const& state,
@@ -234,43 +237,55 @@ struct MainloopMma {
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       multiply(state.stage, atom + i, block_m, block_n, cute::SM90::GMMA::ScaleOut::Zero, partial[i]);
-      if (!kWaitOnce || i == kTogether - 1) {
+      if constexpr (!kWaitOnce) {
         cute::warpgroup_commit_batch();
       }
     }
-    decltype(promotion.template prepare<kValues>(0, 0, 0, 0, 0)) factors[kTogether];
+    if constexpr (kWaitOnce) {
+      cute::warpgroup_commit_batch();
+    }
+    FactorsOf<Promotion> factors[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       int const k_block = k_tile * T::kAtomsK + atom + i;
       factors[i] = promotion.template prepare<kValues>(state.scale_slot, atom + i, k_block, block_m, column);
     }
-    [&]<int... kSet>(std::integer_sequence<int, kSet...>) {
-      (promote_set<kSet>(factors[kSet], state, atom, block_m, column, last, promotion, partial, sums), ...);
-    }(std::make_integer_sequence<int, kTogether>{});
+    if constexpr (kWaitOnce) {
+      cute::warpgroup_wait<0>();
+      fence(partial);
+      if (last) {
+        ring.release(state.stage);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        promotion.add(factors[i], state.scale_slot, atom + i, 0, block_m, column, partial[i], sums);
+      }
+    } else {
+      // Not a loop: what is waited for is a template argument.
+      [&]<int... kSet>(std::integer_sequence<int, kSet...>) {
+        (promote_set<kSet>(factors[kSet], state, atom, block_m, column, last, promotion, partial[kSet], sums),
+         ...);
+      }(std::make_integer_sequence<int, kTogether>{});
+    }
   }
 
   /// Waits for the partial sums of one of the atoms that were started together, and promotes them.
-  template <int kSet, class Factors, class Promotion>
-  __device__ void promote_set(Factors const& factors,
+  template <int kSet, class Promotion>
+  __device__ void promote_set(FactorsOf<Promotion> const& factors,
                               State const& state,
                               int atom,
                               int block_m,
                               int column,
                               bool last,
                               Promotion& promotion,
-                              float (&partial)[kTogether][kValues],
+                              float (&partial)[kValues],
                               float* sums) const {
-    if constexpr (!kWaitOnce) {
-      cute::warpgroup_wait<kTogether - 1 - kSet>();
-      fence(partial[kSet]);
-    } else if constexpr (kSet == 0) {
-      cute::warpgroup_wait<0>();
-      fence(partial);
-    }
-    if (last && kSet == (kWaitOnce ? 0 : kTogether - 1)) {
+    cute::warpgroup_wait<kTogether - 1 - kSet>();
+    fence(partial);
+    if (last && kSet == kTogether - 1) {
       ring.release(state.stage);
     }
-    promotion.add(factors, state.scale_slot, atom + kSet, 0, block_m, column, partial[kSet], sums);
+    promotion.add(factors, state.scale_slot, atom + kSet, 0, block_m, column, partial, sums);
   }
 
   /// One 64 x kInstructionN block over one atom of K with weights from registers. Where their scale changes within the
