@@ -226,6 +226,18 @@ ERRORS = {
         {"alpha": value(1.5)},
         '`alpha` must be None for the activation "swiglu", got 1.5',
     ),
+    "alpha_0": (
+        {"activation": value("swiglu_oai"), "alpha": value(0.0)},
+        "`alpha` must be positive, got 0.0",
+    ),
+    "alpha_inf": (
+        {"activation": value("swiglu_oai"), "alpha": value(float("inf"))},
+        "`alpha` must be finite in float32, got inf",
+    ),
+    "alpha_beyond_float32": (
+        {"activation": value("swiglu_oai"), "alpha": value(1e39)},
+        "`alpha` must be finite in float32, got 1e+39",
+    ),
     "limit_of_geglu": (
         {"activation": value("geglu"), "limit": value(7.0)},
         '`limit` must be None for the activation "geglu", got 7.0',

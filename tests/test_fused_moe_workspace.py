@@ -121,6 +121,13 @@ def test_no_tokens():
         ({"top_k": 33}, "`top_k` must be 1 to 32, got 33"),
         ({"hidden_size": -8}, "`hidden_size` must be 0 to 2147483647, got -8"),
         ({"num_experts": 0}, "`num_experts` must be 1 to 4096, got 0"),
+        ({"num_tokens": 16.0}, "`num_tokens` must be an int, got float"),
+        ({"num_tokens": torch.tensor(16)}, "`num_tokens` must be an int, got Tensor"),
+        ({"num_tokens": None}, "`num_tokens` must be an int, got NoneType"),
+        ({"top_k": True}, "`top_k` must be an int, got bool"),
+        ({"hidden_size": 64.5}, "`hidden_size` must be an int, got float"),
+        ({"intermediate_size": 64.0}, "`intermediate_size` must be an int, got float"),
+        ({"num_experts": "8"}, "`num_experts` must be an int, got str"),
         (
             {"num_tokens": 2**20},
             "`num_tokens` times `top_k` must be at most 4194304, got 8388608",
@@ -130,6 +137,16 @@ def test_no_tokens():
 def test_errors(changes, message):
     with pytest.raises(ValueError, match=re.escape(f"fused_moe_workspace_size: {message}")):
         moe_ext.fused_moe_workspace_size(**ARGUMENTS | changes)
+
+
+def test_sizes_of_symbols():
+    @torch.compile(backend="eager", dynamic=True, fullgraph=True)
+    def size(x):
+        return moe_ext.fused_moe_workspace_size(**ARGUMENTS | {"num_tokens": x.shape[0]})
+
+    for num_tokens in (3, 5):
+        expected = moe_ext.fused_moe_workspace_size(**ARGUMENTS | {"num_tokens": num_tokens})
+        assert size(torch.ones(num_tokens, 2)) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64])

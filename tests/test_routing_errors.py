@@ -29,6 +29,10 @@ ERRORS = {
         '`scoring` must be one of "softmax", "softmax_topk", "sigmoid", "sqrt_softplus", got '
         '"softplus"',
     ),
+    "scale_inf": ({"scale": value(float("inf"))}, "`scale` must be finite in float32, got inf"),
+    "scale_-inf": ({"scale": value(-float("inf"))}, "`scale` must be finite in float32, got -inf"),
+    "scale_nan": ({"scale": value(float("nan"))}, "`scale` must be finite in float32, got nan"),
+    "scale_1e39": ({"scale": value(1e39)}, "`scale` must be finite in float32, got 1e+39"),
     "logits_dtype": (
         {"logits": of_dtype(torch.float64, TOKENS, EXPERTS)},
         "`logits` must be bfloat16, float16 or float32, got float64",

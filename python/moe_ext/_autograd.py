@@ -62,6 +62,8 @@ def autograd_kernel(
         tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
         if _needs_gradients(name, tensors):
             outs = [options[output] for output in written]
+            if torch.is_grad_enabled():
+                _check_outputs(name, written, outs)
             inputs = [
                 tensor
                 for tensor in tensors
@@ -76,6 +78,20 @@ def autograd_kernel(
         return _wrote(counted, options, redispatch())
 
     return kernel
+
+
+def _check_outputs(op: str, names: tuple[str, ...], outs: list[Any]) -> None:
+    """Raise a ValueError for an output that autograd lets nobody write, before it is written."""
+    for name, out in zip(names, outs, strict=True):
+        if out is None:  # the implementation says so
+            continue
+        leaf = out if out._base is None else out._base
+        if leaf.requires_grad and leaf.is_leaf:
+            raise ValueError(
+                f"{op}: `{name}` must be neither a leaf that requires grad nor a view of one where "
+                f"grad mode is enabled, got {'a leaf' if leaf is out else 'a view'}; call it under "
+                "torch.no_grad()"
+            )
 
 
 def _wrote(written: tuple[str, ...], options: dict[str, Any], result: Any) -> Any:

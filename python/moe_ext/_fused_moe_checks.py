@@ -15,7 +15,7 @@ from moe_ext._activations import ACTIVATIONS, CONCATENATED, GATE_UP_LAYOUTS, res
 from moe_ext._checks import _bad_stride, _pointer_message, _stride_message
 from moe_ext._fused_moe_scales import WeightScale, check_accumulate, check_scales
 from moe_ext._fused_moe_workspace import MAX_EXPERTS, MAX_SLOTS, MAX_TOP_K, workspace_bytes
-from moe_ext._words import device_message, name_of
+from moe_ext._words import FLOAT_MAX, device_message, name_of
 
 _ALIGNMENT_BYTES = 16
 _BF16 = torch.bfloat16
@@ -135,6 +135,8 @@ def _check_activation(
             )
         if not value > 0:
             raise ValueError(f"{op}: `{argument}` must be positive, got {value}")
+        if argument == "alpha" and value > FLOAT_MAX:
+            raise ValueError(f"{op}: `alpha` must be finite in float32, got {value}")
     if gate_up_layout not in GATE_UP_LAYOUTS:
         raise ValueError(
             f"{op}: `gate_up_layout` must be one of {_quoted(GATE_UP_LAYOUTS)}, got "

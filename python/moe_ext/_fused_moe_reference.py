@@ -15,6 +15,7 @@ from moe_ext._activations import activate
 from moe_ext._fused_moe_scales import weight_scale_of
 from moe_ext._grouped_gemm_reference import grouped_gemm_reference
 from moe_ext._quantize_reference import quantize_fp8_reference
+from moe_ext._reference_mode import without_autocast
 
 
 class SortedSlots(NamedTuple):
@@ -52,6 +53,7 @@ def sort_slots(
     return SortedSlots(ends.to(torch.int32), row_slot, slot_row.reshape(topk_ids.shape))
 
 
+@without_autocast
 def combine_rows(
     rows: Tensor,
     slot_row: Tensor,
@@ -73,7 +75,7 @@ def combine_rows(
         (num_tokens, hidden), float32.
     """
     num_tokens, top_k = slot_row.shape
-    total = torch.zeros(num_tokens, rows.shape[1], device=rows.device)
+    total = torch.zeros(num_tokens, rows.shape[1], dtype=torch.float32, device=rows.device)
     for j in range(top_k if rows.shape[0] else 0):
         here = slot_row[:, j] >= 0
         product = rows[slot_row[:, j].clamp_min(0)].float()
@@ -84,6 +86,7 @@ def combine_rows(
     return total if addend is None else total + addend.float()
 
 
+@without_autocast
 def fused_moe_reference(
     hidden_states: Tensor,
     w13: Tensor,

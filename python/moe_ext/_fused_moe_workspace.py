@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from moe_ext._math import ceil_div
 from moe_ext._scales import SCALE_BLOCK
 
@@ -157,7 +159,7 @@ def fused_moe_workspace_size(
         Bytes, at most num_tokens * top_k * ((intermediate_size + hidden_size) * 2 + 16) + 4 MiB.
 
     Raises:
-        ValueError: a number is negative, or beyond what `fused_moe` takes.
+        ValueError: a number is not an int, is negative, or beyond what `fused_moe` takes.
 
     Example:
         >>> import torch
@@ -174,6 +176,8 @@ def fused_moe_workspace_size(
         ("intermediate_size", intermediate_size, 0, 2**31 - 1),
         ("num_experts", num_experts, 1, MAX_EXPERTS),
     ):
+        if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+            raise ValueError(f"{op}: `{name}` must be an int, got {type(value).__name__}")
         if not least <= value <= most:
             raise ValueError(f"{op}: `{name}` must be {least} to {most}, got {value}")
     if num_tokens * top_k > MAX_SLOTS:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moe_ext._reference_mode import without_autocast
 from moe_ext._scales import SCALE_BLOCK, has_blocks
 
 
@@ -30,6 +31,7 @@ def group_rows(offs: Tensor, num_rows: int) -> list[tuple[int, int]]:
     return [(begin, max(begin, end)) for begin, end in zip(begins, ends, strict=True)]
 
 
+@without_autocast
 def grouped_gemm_reference(
     a: Tensor,
     b: Tensor,
@@ -96,7 +98,7 @@ def grouped_gemm_reference(
 def _scale_of_rows(scale: Tensor | None, place: Any, row_dims: int, device: torch.device) -> Tensor:
     """Return the scales of some rows of `a`: (1 or rows, 1 or blocks of k)."""
     if scale is None:
-        return torch.ones(1, 1, device=device)
+        return torch.ones(1, 1, dtype=torch.float32, device=device)
     if scale.dim() == 0 or scale.shape == (1,):
         return scale.reshape(1, 1)
     if scale.dim() < row_dims:  # masked, one for each group
@@ -108,7 +110,7 @@ def _scale_of_rows(scale: Tensor | None, place: Any, row_dims: int, device: torc
 def _scale_of_weights(scale: Tensor | None, group: int, device: torch.device) -> Tensor:
     """Return the scales of a matrix: (1, channels or blocks of n; 1 or blocks of k)."""
     if scale is None:
-        return torch.ones(1, 1, device=device)
+        return torch.ones(1, 1, dtype=torch.float32, device=device)
     if scale.dim() == 0 or scale.shape == (1,):
         return scale.reshape(1, 1)
     own = scale[group]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from moe_ext._math import ceil_div
+from moe_ext._reference_mode import without_autocast
 from moe_ext._scales import SCALE_BLOCK
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
@@ -40,6 +41,7 @@ def to_fp8(x: Tensor, scale: Tensor) -> Tensor:
     return torch.where(x.isnan(), torch.nan, quotient).to(torch.float8_e4m3fn)
 
 
+@without_autocast
 def quantize_fp8_per_tensor(
     x: Tensor, num_leading_dims: int = 0, *, power_of_two: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -68,6 +70,7 @@ def quantize_fp8_per_tensor(
     return to_fp8(x, scale).contiguous(), scale.reshape(shape)
 
 
+@without_autocast
 def quantize_fp8_per_block(
     x: Tensor, block: tuple[int, int], *, power_of_two: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -97,6 +100,7 @@ def quantize_fp8_per_block(
     )
 
 
+@without_autocast
 def quantize_fp8_reference(
     x: Tensor, granularity: str, *, scale: Tensor | None = None, power_of_two: bool = False
 ) -> tuple[Tensor, Tensor]:

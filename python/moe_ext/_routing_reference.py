@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moe_ext._reference_mode import without_autocast
+
 _FLOAT_MAX = torch.finfo(torch.float32).max
 _LEAST_SUM = 1e-20  # keeps the sum of weights from being zero
 
@@ -33,6 +35,7 @@ def _best_first(keys: Tensor) -> Tensor:
     return keys.sort(dim=-1, descending=True, stable=True).indices
 
 
+@without_autocast
 def topk_routing_reference(
     logits: Tensor,
     top_k: int,

@@ -11,6 +11,7 @@ from moe_ext._cpu import warn_of_cpu
 from moe_ext._library import device_kernels
 from moe_ext._routing_checks import MAX_TOP_K, SCORINGS, check_topk_routing
 from moe_ext._routing_reference import topk_routing_reference
+from moe_ext._words import FLOAT_MAX
 
 Outputs = tuple[Tensor, Tensor]
 
@@ -41,6 +42,8 @@ def _launch(
     """
     number = SCORINGS.get(scoring)
     if number is None or logits.dim() != 2 or not 1 <= top_k <= MAX_TOP_K:
+        return None
+    if not abs(scale) <= FLOAT_MAX:
         return None
     # What the C++ op knows as one, it takes from the outputs.
     if outputs is not None and outputs[0].shape[-1:] != (top_k,):

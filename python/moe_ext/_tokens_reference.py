@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moe_ext._reference_mode import without_autocast
+
 
 def _local_experts(
     ids: Tensor, num_experts: int, first_expert: int, expert_map: Tensor | None
@@ -20,6 +22,7 @@ def _local_experts(
     return torch.where((local >= 0) & (local < num_experts), local, num_experts)
 
 
+@without_autocast
 def sort_tokens_reference(
     topk_ids: Tensor,
     num_experts: int,
@@ -49,6 +52,7 @@ def sort_tokens_reference(
     return offs.int(), slots.masked_fill(dropped, -1).int(), slot_row.int()
 
 
+@without_autocast
 def combine_tokens_reference(
     y: Tensor,
     slot_row: Tensor,
@@ -75,7 +79,7 @@ def combine_tokens_reference(
     """
     rows = slot_row.reshape(-1, top_k).long()
     here = (rows >= 0) & (rows < y.shape[0])
-    total = torch.zeros(rows.shape[0], y.shape[1], device=y.device)
+    total = torch.zeros(rows.shape[0], y.shape[1], dtype=torch.float32, device=y.device)
     for choice in range(top_k):
         chosen = here[:, choice]
         values = y[rows[chosen, choice]].float()

@@ -5,10 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FLOAT_MAX = torch.finfo(torch.float32).max
+
 
 def name_of(dtype: torch.dtype) -> str:
     """Return a dtype as users write it after `torch.`."""
     return str(dtype).removeprefix("torch.")
+
+
+def check_given(op: str, argument: str, tensor: Tensor | None) -> None:
+    """Raise a ValueError for None, which torch takes for a tensor and knows no kernel for."""
+    if tensor is None:
+        raise ValueError(f"{op}: `{argument}` must be a tensor, got None")
 
 
 def device_message(op: str, argument: str, tensor: Tensor, first: str, like: Tensor) -> str:

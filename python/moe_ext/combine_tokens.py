@@ -10,6 +10,7 @@ from torch import Tensor
 from moe_ext._combine_checks import check_combine_tokens
 from moe_ext._combine_run import empty_output, run_combine_tokens
 from moe_ext._register import register
+from moe_ext._words import check_given
 
 
 def combine_tokens(
@@ -61,6 +62,8 @@ def combine_tokens(
         >>> combine_tokens(y, slot_row, torch.full((2, 2), 0.5), top_k=2)[:, 0].tolist()
         [1.0, 0.5]
     """
+    check_given("combine_tokens", "y", y)
+    check_given("combine_tokens", "slot_row", slot_row)
     result: Tensor = _OP(
         y,
         slot_row,

@@ -86,7 +86,7 @@ def fused_moe(
         activation: gated, from gate g and up u: "swiglu" silu(g) * u; "swiglu_oai"
             g * sigmoid(alpha * g) * (u + 1), of gpt-oss; "geglu" and "geglu_tanh" gelu(g) * u,
             exact and by tanh. Ungated: "relu2" relu(x)**2; "silu" silu(x).
-        alpha: "swiglu_oai" only, positive; None is 1.702.
+        alpha: "swiglu_oai" only, positive, finite in float32; None is 1.702.
         limit: "swiglu" and "swiglu_oai" only, positive: g is clamped to at most limit and u to
             [-limit, limit] before all else (DeepSeek-V4 has "swiglu" with 10). None is 7 for
             "swiglu_oai" and no clamp for "swiglu".
@@ -124,6 +124,10 @@ def fused_moe(
         activation's result to bfloat16, then for FP8 weights to FP8; an expert's result with its
         bias to bfloat16; `out` once. Weights are multiplied and summed in float32, in the order of
         j. `moe_ext.reference.fused_moe_reference` is the same in plain PyTorch.
+        A scale that is computed from all rows is that of the largest value of any token: one that
+        is infinite (it counts as 3.4e38, as in `moe_ext.quantize_fp8`) or huge makes the values of
+        all other tokens coarse or zero. Weight scales per row or block, static `a1_scale` and
+        `a2_scale`, or `batch_invariant` keep it within its token.
         Does not synchronise on CUDA, allocates the output and a workspace alone; safe in CUDA
         graphs (sizes fixed, routing and weights may change between replays). Deterministic.
         Inputs that require grad are accepted, backward raises: inference only.

@@ -10,6 +10,7 @@ from torch import Tensor
 from moe_ext._autograd import autograd_kernel
 from moe_ext._quantize_checks import check_quantize_fp8
 from moe_ext._quantize_run import empty_outputs, run_quantize_fp8, run_quantize_fp8_out
+from moe_ext._words import check_given
 
 _OPTIONS = "Tensor? scale=None, Tensor? num_valid_rows=None, bool power_of_two=False"
 _LIBRARY = torch.library.Library("moe_ext", "FRAGMENT")
@@ -80,6 +81,7 @@ def quantize_fp8(
         >>> scale.shape, scale[0, 0].item(), q[0, 0].item()
         (torch.Size([2, 2]), 0.0078125, 448.0)
     """
+    check_given("quantize_fp8", "x", x)
     q, computed = _QUANTIZE_FP8(
         x, granularity, scale=scale, num_valid_rows=num_valid_rows, power_of_two=power_of_two
     )
@@ -117,6 +119,7 @@ def quantize_fp8_out(
         Rows of `q` past `num_valid_rows`, and scales of such rows alone, keep what they held, as
         does what lies between rows. Otherwise as `quantize_fp8`.
     """
+    check_given("quantize_fp8_out", "x", x)
     _QUANTIZE_FP8_OUT(
         x,
         granularity,

@@ -10,6 +10,7 @@ from torch import Tensor
 from moe_ext._autograd import autograd_kernel
 from moe_ext._routing_checks import check_topk_routing
 from moe_ext._routing_run import empty_outputs, run_topk_routing, run_topk_routing_out
+from moe_ext._words import check_given
 
 _OPTIONS = (
     "str scoring='softmax', Tensor? correction_bias=None, bool renormalize=True, "
@@ -60,7 +61,7 @@ def topk_routing(
         num_groups: experts form so many groups of neighbours, of equal size: 1 to 32.
         topk_groups: so many groups are kept, and experts chosen among theirs. A group is as good as
             its best expert or, with a bias, as the sum of its best two, bias included.
-        scale: multiplies the weights, last.
+        scale: multiplies the weights, last; finite in float32.
 
     Returns:
         `weights`, float32, and `ids`, int32, both (num_tokens, top_k), contiguous, the best expert
@@ -88,6 +89,7 @@ def topk_routing(
         >>> ids.tolist(), weights.sum().item()
         ([[1, 2]], 1.0)
     """
+    check_given("topk_routing", "logits", logits)
     weights, ids = _TOPK_ROUTING(
         logits,
         top_k,
@@ -136,6 +138,7 @@ def topk_routing_out(
     Notes:
         What lies between rows keeps what it held. Otherwise as `topk_routing`.
     """
+    check_given("topk_routing_out", "logits", logits)
     _TOPK_ROUTING_OUT(
         logits,
         top_k,

@@ -7,6 +7,7 @@ from torch import Tensor
 from moe_ext._register import register
 from moe_ext._sort_checks import check_sort_tokens
 from moe_ext._sort_run import empty_outputs, run_sort_tokens
+from moe_ext._words import check_given
 
 
 def sort_tokens(
@@ -51,6 +52,7 @@ def sort_tokens(
         >>> offs.tolist(), row_slot.tolist(), slot_row.tolist()
         ([1, 3], [1, 0, 3, -1], [1, 0, -1, 2])
     """
+    check_given("sort_tokens", "topk_ids", topk_ids)
     result: tuple[Tensor, Tensor, Tensor] = _OP(
         topk_ids, num_experts, first_expert=first_expert, expert_map=expert_map
     )
