@@ -157,7 +157,7 @@ class Experts(FromCheckpoint):
         """Raise a ValueError unless `fused_moe` would take the tensors and options."""
         device = self.w13.device
         hidden = torch.empty(0, self.w2.shape[1], dtype=torch.bfloat16, device=device)
-        weights = torch.empty(0, 1, device=device)
+        weights = torch.empty(0, 1, dtype=torch.float32, device=device)
         ids = torch.empty(0, 1, dtype=torch.int32, device=device)
         operands = (hidden, self.w13, self.w2, weights, ids)
         check_fused_moe("Experts", None, *operands, **self._options(), has_memory=False)

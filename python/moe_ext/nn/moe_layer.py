@@ -100,7 +100,7 @@ class MoELayer(nn.Module):
                 f"{experts.first_expert} to {end - 1} that are here, got {router.out_features}"
             )
         # The fake of the op checks everything else.
-        logits = torch.empty(0, router.out_features, device="meta")
+        logits = torch.empty(0, router.out_features, dtype=torch.float32, device="meta")
         self._route(logits)
 
     def _route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
