@@ -119,7 +119,7 @@ STATE_DICT = SELECTION | {
     "number": ({"num_experts": 5.0}, "`num_experts` must be None or an int, got 5.0"),
     "prefix": ({"prefix": None}, "`prefix` must be a string, got None"),
     "pad": ({"pad_blocks": 128}, "`pad_blocks` must be True or False, got 128"),
-    "transposed": ({"transposed": "x"}, '`transposed` must be None or True or False, got "x"'),
+    "transposed": ({"transposed": "x"}, '`transposed` must be None, True or False, got "x"'),
 }
 
 

@@ -38,9 +38,8 @@ def check_number(op: str, name: str, value: Any, *, optional: bool = False) -> N
 def check_bool(op: str, name: str, value: Any, *, optional: bool = False) -> None:
     """Raise a ValueError unless a value is a bool, or None where that may be."""
     if not isinstance(value, bool) and not (optional and value is None):
-        raise ValueError(
-            f"{op}: `{name}` must be {_or_none(optional)}True or False, got {shown(value)}"
-        )
+        none = "None, " if optional else ""
+        raise ValueError(f"{op}: `{name}` must be {none}True or False, got {shown(value)}")
 
 
 def check_string(op: str, name: str, value: Any, *, optional: bool = False) -> None:
