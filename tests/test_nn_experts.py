@@ -222,17 +222,21 @@ def test_the_package_has_the_modules():
 
 
 ERRORS = {
-    "sizes": ((0, 64, 32), {}, "Experts: `num_experts` must be a positive int, got 0"),
-    "float": ((4, 64.0, 32), {}, "Experts: `hidden_size` must be a positive int, got 64.0"),
+    "sizes": ((0, 64, 32), {}, "Experts: `num_experts` must be an int from 1 to 4096, got 0"),
+    "float": (
+        (4, 64.0, 32),
+        {},
+        "Experts: `hidden_size` must be a positive int, a multiple of 8, got 64.0",
+    ),
     "multiple": (
         (4, 64, 36),
         {},
-        "Experts: `w2` must have a positive intermediate size that is a multiple of 8, got 36",
+        "Experts: `intermediate_size` must be a positive int, a multiple of 8, got 36",
     ),
     "dtype": (
         (4, 64, 32),
         {"dtype": torch.float16},
-        "Experts: `w13` must be bfloat16 or float8_e4m3fn, got float16",
+        "Experts: `dtype` must be torch.bfloat16 or torch.float8_e4m3fn, got float16",
     ),
     "activation": (
         (4, 64, 32),

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from moe_ext._scales import SCALE_BLOCK
+from moe_ext.nn._options import MULTIPLE
 from moe_ext.nn._pieces import FP8, LAYOUTS, Piece, Shard, cut_columns, cut_rows, quoted
 from moe_ext.nn._store import empty_rows, join_scales, quantize_pieces, share_scale
 from moe_ext.scales import pad_rows
 
 STAGES = ("w13", "w2")
-MULTIPLE = 8  # of sizes, as `fused_moe` asks: 16 bytes of BF16
 
 
 class Reader(Protocol):

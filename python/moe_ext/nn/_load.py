@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from moe_ext._activations import ACTIVATIONS, INTERLEAVED
+from moe_ext.nn._arguments import check_bool, check_selection, check_string
 from moe_ext.nn._build import Plan, Reader, build
-from moe_ext.nn._packed import PackedReader
+from moe_ext.nn._packed import PackedReader, refuse_mxfp4
 from moe_ext.nn._per_expert import PerExpertReader
 from moe_ext.nn._pieces import quoted
 from moe_ext.nn._source import LinearsSource, Source
@@ -33,9 +34,16 @@ def experts_of_state_dict(
     gate_up_layout: str,
 ) -> dict[str, Tensor]:
     """Return the tensors of `Experts` by name; arguments as in `Experts.from_state_dict`."""
+    check_selection(op, num_experts, first_expert, num_local, intermediate_range)
+    check_string(op, "prefix", prefix)
+    check_string(op, "quantize", quantize, optional=True)
+    check_bool(op, "pad_blocks", pad_blocks)
+    check_bool(op, "transposed", transposed, optional=True)
+    check_bool(op, "consume", consume)
     gated = _is_gated(op, activation)
     source = Source(op, state_dict, consume)
     prefix = prefix if not prefix or prefix.endswith(".") else f"{prefix}."
+    refuse_mxfp4(source, prefix)
     interleaved = gate_up_layout == INTERLEAVED
     packed = PackedReader(
         source, prefix, gated=gated, interleaved=interleaved, transposed=transposed
@@ -71,6 +79,9 @@ def experts_of_linears(
     gate_up_layout: str,
 ) -> dict[str, Tensor]:
     """Return the tensors of `Experts` by name; arguments as in `Experts.from_linears`."""
+    check_selection(op, None, first_expert, num_local, intermediate_range)
+    check_string(op, "quantize", quantize, optional=True)
+    check_bool(op, "consume", consume)
     gated = _is_gated(op, activation)
     _refuse_interleaved(op, gate_up_layout)
     source = LinearsSource(op, experts, consume)

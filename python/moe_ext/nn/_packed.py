@@ -7,12 +7,26 @@ from torch import Tensor
 from moe_ext._fused_moe_scales import block_shapes
 from moe_ext._scales import SCALE_BLOCK
 from moe_ext.nn._per_expert import check_scale_presence
-from moe_ext.nn._pieces import FP8, Piece, check_dtype, check_shape, classify_scale
+from moe_ext.nn._pieces import FP8, Piece, check_dtype, check_shape, classify_scale, quoted
 from moe_ext.nn._source import Source
 
 _SCALES = ("_scale_inv", "_scale")
 _INPUT_SCALES = ("_activation_scale", "_input_scale")
 _DOWN = "down_proj"
+_MXFP4 = tuple(
+    f"{name}_{part}" for name in ("gate_up_proj", "up_proj", _DOWN) for part in ("blocks", "scales")
+)
+
+
+def refuse_mxfp4(source: Source, prefix: str) -> None:
+    """Raise a ValueError for weights of four bits, as gpt-oss is published with."""
+    found = [f"{prefix}{name}" for name in _MXFP4 if f"{prefix}{name}" in source]
+    if found:
+        raise ValueError(
+            f"{source.op}: `{source.argument}` must have weights in bfloat16, float16, float32 or "
+            f"float8_e4m3fn, got MXFP4 ({', '.join(map(quoted, found))}), which is not supported: "
+            "dequantise it to bfloat16 first"
+        )
 
 
 class PackedReader:

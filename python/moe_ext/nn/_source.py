@@ -88,6 +88,10 @@ class LinearsSource(Source):
     def __init__(self, op: str, experts: Iterable[nn.Module], consume: bool) -> None:
         self._owners: dict[str, tuple[nn.Linear, str]] = {}
         tensors: dict[str, Tensor] = {}
+        if not isinstance(experts, Iterable):
+            raise ValueError(
+                f"{op}: `experts` must be an iterable of modules, got {type(experts).__name__}"
+            )
         for index, expert in enumerate(experts):
             if not isinstance(expert, nn.Module):
                 raise ValueError(

@@ -12,8 +12,10 @@ from moe_ext._fused_moe_checks import check_fused_moe
 from moe_ext._fused_moe_workspace import fused_moe_workspace_size
 from moe_ext._words import name_of
 from moe_ext.fused_moe import fused_moe, fused_moe_out
+from moe_ext.nn._arguments import check_hidden_states, check_tensor
 from moe_ext.nn._checkpoints import FromCheckpoint
-from moe_ext.nn._pieces import FP8, LAYOUTS, quoted
+from moe_ext.nn._options import check_dtype_and_scales, check_kinds, check_sizes
+from moe_ext.nn._pieces import quoted
 from moe_ext.nn._store import empty_rows, scale_shape
 
 
@@ -105,12 +107,9 @@ class Experts(FromCheckpoint):
         self.routed_scale = routed_scale
         self.accumulate = accumulate
         self.batch_invariant = batch_invariant
-        sizes = (num_experts, hidden_size, intermediate_size)
-        names = ("num_experts", "hidden_size", "intermediate_size")
-        for name, size in zip(names, sizes, strict=True):
-            if type(size) is not int or size < 1:
-                raise ValueError(f"Experts: `{name}` must be a positive int, got {size!r}")
-        _check_scales(dtype, scales, static_scales)
+        check_kinds("Experts", {**self._choices(), "static_scales": static_scales, "bias": bias})
+        check_sizes("Experts", num_experts, hidden_size, intermediate_size)
+        check_dtype_and_scales("Experts", dtype, scales, static_scales)
         gated = activation not in ACTIVATIONS or ACTIVATIONS[activation].gated
         n = intermediate_size * (2 if gated else 1)
         tensors = {
@@ -132,32 +131,39 @@ class Experts(FromCheckpoint):
         self._set_tensors(tensors)
         self._check()
 
+    def _choices(self) -> dict[str, Any]:
+        """Return the options of `fused_moe` that are no tensors, as keyword arguments."""
+        return {
+            "activation": self.activation,
+            "alpha": self.alpha,
+            "limit": self.limit,
+            "gate_up_layout": self.gate_up_layout,
+            "apply_router_weight_on_input": self.apply_router_weight_on_input,
+            "first_expert": self.first_expert,
+            "routed_scale": self.routed_scale,
+            "accumulate": self.accumulate,
+            "batch_invariant": self.batch_invariant,
+        }
+
     def _options(self, expert_map: Tensor | None = None) -> dict[str, Any]:
         """Return what `fused_moe` takes besides operands, as keyword arguments."""
         return {
+            **self._choices(),
             "w13_scale": self.w13_scale,
             "w2_scale": self.w2_scale,
             "a1_scale": self.a1_scale,
             "a2_scale": self.a2_scale,
             "w13_bias": self.w13_bias,
             "w2_bias": self.w2_bias,
-            "activation": self.activation,
-            "alpha": self.alpha,
-            "limit": self.limit,
-            "gate_up_layout": self.gate_up_layout,
-            "apply_router_weight_on_input": self.apply_router_weight_on_input,
             "first_expert": self.first_expert if expert_map is None else 0,
             "expert_map": expert_map,
-            "routed_scale": self.routed_scale,
-            "accumulate": self.accumulate,
-            "batch_invariant": self.batch_invariant,
         }
 
     def _check(self) -> None:
         """Raise a ValueError unless `fused_moe` would take the tensors and options."""
         device = self.w13.device
         hidden = torch.empty(0, self.w2.shape[1], dtype=torch.bfloat16, device=device)
-        weights = torch.empty(0, 1, device=device)
+        weights = torch.empty(0, 1, dtype=torch.float32, device=device)
         ids = torch.empty(0, 1, dtype=torch.int32, device=device)
         operands = (hidden, self.w13, self.w2, weights, ids)
         check_fused_moe("Experts", None, *operands, **self._options(), has_memory=False)
@@ -224,18 +230,19 @@ class Experts(FromCheckpoint):
             As `fused_moe`: one node of a compiled graph, no synchronisation, safe in CUDA graphs,
             deterministic, backward raises.
         """
+        check_hidden_states("Experts", hidden_states, self.hidden_size)
         leading = hidden_states.shape[:-1]
-        if hidden_states.dim() == 0 or hidden_states.shape[-1] != self.hidden_size:
-            raise ValueError(
-                f"Experts: `hidden_states` must have shape (..., hidden_size) = (*, "
-                f"{self.hidden_size}), got {tuple(hidden_states.shape)}"
-            )
-        for name, tensor in (
-            ("topk_weights", topk_weights),
-            ("topk_ids", topk_ids),
-            ("addend", addend),
-            ("out", out),
+        check_tensor("Experts", "expert_map", expert_map, optional=True)
+        check_tensor("Experts", "workspace", workspace, optional=True)
+        for name, tensor, last in (
+            ("topk_weights", topk_weights, "top_k"),
+            ("topk_ids", topk_ids, "top_k"),
+            ("addend", addend, "hidden_size"),
+            ("out", out, "hidden_size"),
         ):
+            check_tensor("Experts", name, tensor, optional=last == "hidden_size")
+            if tensor is not None and tensor.dim() == 0:
+                raise ValueError(f"Experts: `{name}` must have shape (..., {last}), got ()")
             if tensor is not None and tensor.shape[:-1] != leading:
                 raise ValueError(
                     f"Experts: `{name}` must have the leading dimensions {tuple(leading)} of "
@@ -278,24 +285,6 @@ class Experts(FromCheckpoint):
             if value != default:
                 parts.append(f"{name}={value}")
         return ", ".join(parts)
-
-
-def _check_scales(dtype: torch.dtype, scales: str | None, static_scales: bool) -> None:
-    if scales is not None and scales not in LAYOUTS:
-        raise ValueError(
-            f"Experts: `scales` must be None or one of {', '.join(map(quoted, LAYOUTS))}, got "
-            f'"{scales}"'
-        )
-    if (dtype is FP8) != (scales is not None):
-        raise ValueError(
-            "Experts: `scales` must be given for float8_e4m3fn weights, and for no others, got "
-            f"{scales if scales is None else quoted(scales)} for {name_of(dtype)}"
-        )
-    if static_scales and scales != "tensor":
-        raise ValueError(
-            'Experts: `static_scales` must be False unless `scales` is "tensor", got True with '
-            f"{scales if scales is None else quoted(scales)}"
-        )
 
 
 def _rows(tensor: Tensor) -> Tensor:
