@@ -19,6 +19,7 @@
 #include "grouped_gemm/sm90/block_scales.cuh"
 #include "grouped_gemm/sm90/epilogue_of.cuh"
 #include "grouped_gemm/sm90/mainloop.cuh"
+#include "grouped_gemm/sm90/mainloop_load.cuh"
 #include "grouped_gemm/sm90/output_scales.cuh"
 #include "grouped_gemm/sm90/plain_block_scales.cuh"
 #include "grouped_gemm/sm90/promotion.cuh"
