@@ -153,6 +153,18 @@ BLOCK_ROWS: tuple[Row, ...] = (
             {"max_rows_per_group": 24},
         ),
         (
+            "swap_fp8b_w128_t128_k128",
+            "1.00x the best pair's time over 2 pairs, worst 1.00x (glm-4.5-air-tp8, T=512)",
+            PAIRS,
+            {"max_n": 400, "min_k": 4000},
+        ),
+        (
+            "swap_fp8b_w128_t128_k128",
+            "1.00x the best pair's time over 2 pairs, worst 1.00x (glm-4.5-air-tp8, T=512)",
+            PAIRS,
+            {"max_rows_per_group": 100, "min_n": 4000, "max_k": 200},
+        ),
+        (
             "swap_fp8b_w128_t64",
             "1.00x the best pair's time over 3 pairs, worst 1.00x (qwen3-30b-tp4, T=2048)",
             PAIRS,
