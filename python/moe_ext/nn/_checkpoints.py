@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -18,8 +19,9 @@ _Self = TypeVar("_Self", bound="FromCheckpoint")
 class FromCheckpoint(PackedWeights):
     """The constructors of `Experts` that take weights."""
 
+    @abstractmethod
     def _check(self) -> None:
-        raise NotImplementedError
+        """Raise a ValueError unless the tensors and options are those of a layer."""
 
     @classmethod
     def from_state_dict(
