@@ -92,7 +92,8 @@ def choose_kernels(
         gate_up.output == "either"
         and gate_up.accumulate == sums
         and down.order != "SwapABRows"
-        # A ring this deep is for few experts: with it mixtral takes 94 us at T = 1, 103 without.
+        # A ring this deep is for few experts: with it mixtral takes 95 us at T = 1, 102 without
+        # (h200-2026-11-30-1c0e5bd.jsonl, probes/layer-kernels-2026-11-30.jsonl).
         and _ring_bytes_k(down) < 2 * _ring_bytes_k(gate_up)
         and layer.hidden_size % 16 == 0  # rows come in slabs of 16
     ):
