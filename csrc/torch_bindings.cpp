@@ -81,12 +81,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
       "combine_tokens_configured(Tensor y, Tensor slot_row, Tensor? topk_weights, Tensor? addend, "
       "Tensor(a!) out, int top_k, float routed_scale) -> ()");
   // x (num_tokens, hidden_size), row_slot (max_rows,), num_rows one, topk_weights (num_tokens, top_k), out (max_rows,
-  // hidden_size), scale as `format` (gather.hpp) has it, partials (any number,) scratch of a computed scale of all
-  // rows, slot_row (num_tokens * top_k,), which without weights takes the place of row_slot and num_rows
+  // hidden_size), scale as `format` (gather.hpp) has it, slot_row (num_tokens * top_k,), which without weights takes
+  // the place of row_slot and num_rows
   m.def(
       "gather_quantize_configured(Tensor x, Tensor? row_slot, Tensor? num_rows, Tensor? topk_weights, "
-      "Tensor(a!) out, Tensor(b!)? scale, Tensor? static_scale, Tensor(c!)? partials, int top_k, int format, "
-      "bool programmatic, Tensor? slot_row=None) -> ()");
+      "Tensor(a!) out, Tensor(b!)? scale, Tensor? static_scale, int top_k, int format, bool programmatic, "
+      "Tensor? slot_row=None) -> ()");
   // logits (num_tokens, num_experts), correction_bias (num_experts,), weights (num_tokens, top_k) float32, ids the same
   // in int32, scoring of params.hpp
   m.def(

@@ -30,9 +30,7 @@ def assert_gathered(name, rows, out, valid):
     static = torch.full((), STATIC_SCALE, device="cuda") if name == "static" else None
     q, scale = quantize_fp8_reference(rows[:valid], GRANULARITIES[name], scale=static)
     assert_bits(out.values[:valid], q)
-    if name == "tensor":
-        assert_bits(out.scale, scale)
-    elif name != "static":
+    if name != "static":
         assert_bits(out.scale[:valid], scale)
         assert_untouched(out.scale[valid:])
 
@@ -88,9 +86,7 @@ def test_no_valid_row(name):
         out = Outputs(name, 32, 256)
         gather(name, x, slots_of(32, 4, 8), 8, out, num_rows=valid)
         assert_untouched(out.store)
-        if name == "tensor":
-            assert float(out.scale) == 1.0
-        elif out.scale is not None:
+        if out.scale is not None:
             assert_untouched(out.scale)
 
 
@@ -146,7 +142,7 @@ def test_in_place(name, hidden, programmatic):
         out, of_rows = Outputs.__new__(Outputs), x.view(torch.float32)[:, tail:]
         out.values = x.view(torch.uint8).view(FP8)[:, :hidden]
         scales = {"row": of_rows[:, 0], "1x128": of_rows[:, : -(-hidden // 128)]}
-        out.scale = torch.empty((), device="cuda") if name == "tensor" else scales.get(name)
+        out.scale = scales.get(name)
         gather(name, x, None, 1, out, num_rows=valid, programmatic=programmatic)
         static = torch.full((), STATIC_SCALE, device="cuda") if name == "static" else None
         q, scale = quantize_fp8_reference(source[:valid], GRANULARITIES[name], scale=static)
@@ -154,8 +150,6 @@ def test_in_place(name, hidden, programmatic):
         assert_bits(x[valid:], source[valid:])
         if name in scales:
             assert_bits(out.scale[:valid], scale)
-        elif name == "tensor":
-            assert_bits(out.scale, scale)
 
 
 def test_what_cannot_be_done_in_place():
@@ -248,7 +242,7 @@ ERRORS = {
         {"scale": lambda: torch.zeros(7, device="cuda")},
         "`scale` must have size 8 in dimension 0, got 7",
     ),
-    "format": ({"format": lambda: 5}, r"`format` must be in \[0, 4\], got 5"),
+    "format": ({"format": lambda: 4}, r"`format` must be in \[0, 3\], got 4"),
     "top_k": ({"top_k": lambda: 0}, "`top_k` must be at least 1"),
     "weights": (
         {"topk_weights": lambda: torch.zeros(4, 3, device="cuda")},
@@ -273,7 +267,6 @@ def test_errors(name):
         "out": torch.zeros(8, 64, device="cuda").to(FP8),
         "scale": torch.zeros(8, device="cuda"),
         "static_scale": None,
-        "partials": None,
         "top_k": 2,
         "format": FORMATS["row"],
         "programmatic": False,

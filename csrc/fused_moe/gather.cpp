@@ -11,8 +11,6 @@ void by_token(GatherParams const& params, cudaStream_t stream) {
     case GatherFormat::BF16:
     case GatherFormat::StaticScale:
       return gather::tokens_plainly(params, stream);
-    case GatherFormat::TensorScale:
-      return gather::tokens_by_tensor(params, stream);
     case GatherFormat::RowScale:
       return gather::tokens_by_rows(params, stream);
     case GatherFormat::RowBlocks:
@@ -37,8 +35,6 @@ void gather_quantize(GatherParams const& params, cudaStream_t stream) {
     case GatherFormat::BF16:
     case GatherFormat::StaticScale:
       return gather::plainly(params, stream);
-    case GatherFormat::TensorScale:
-      return gather::by_tensor(params, stream);
     case GatherFormat::RowScale:
       return gather::by_rows(params, stream);
     case GatherFormat::RowBlocks:

@@ -11,9 +11,8 @@ namespace moe_ext::fused_moe {
 enum class GatherFormat : std::int64_t {
   BF16 = 0,         // copied
   StaticScale = 1,  // FP8, one scale, given
-  TensorScale = 2,  // FP8, one scale, from the largest value of all valid rows: two launches; in no layer
-  RowScale = 3,     // FP8, a scale for each row
-  RowBlocks = 4,    // FP8, a scale for each 128 values of a row
+  RowScale = 2,     // FP8, a scale for each row
+  RowBlocks = 3,    // FP8, a scale for each 128 values of a row
 };
 
 enum class GatherWeights { None, BF16, FP32 };
@@ -42,11 +41,9 @@ struct GatherParams {
   GatherFormat format;
   void* out;  // (max_rows, hidden_size), BF16 or FP8 E4M3
   std::int64_t out_row_stride;
-  float* scale;  // TensorScale: one; RowScale: (max_rows,); RowBlocks: (max_rows, ceil(hidden_size / 128))
+  float* scale;  // RowScale: (max_rows,); RowBlocks: (max_rows, ceil(hidden_size / 128))
   std::int64_t scale_row_stride;
   float const* static_scale;  // StaticScale: one
-  float* partials;            // TensorScale: scratch of num_partials, the more the faster up to a few an SM
-  int num_partials;
   // May begin before the previous kernel in the stream has ended; waits for it before it reads.
   bool programmatic;
   /// Lets the kernel behind it begin before that wait: for one that reads nothing of the previous kernel's, nor of this

@@ -33,10 +33,12 @@ struct Chunk {
   int left;    // columns from there to the end of the row, none where there is no row
 };
 
+/// The chunk of this thread's team.
 template <int kBlocks>
-__device__ Chunk<kBlocks> load_chunk(ChunkParams const& params, int flat_index) {
+__device__ Chunk<kBlocks> load_own_chunk(ChunkParams const& params) {
+  int const thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   Chunk<kBlocks> chunk;
-  params.chunks_per_row(chunk.row, chunk.index, flat_index);
+  params.chunks_per_row(chunk.row, chunk.index, thread / kTeam);
   Row const row = find_row(params.source, chunk.row);
   chunk.column =
       chunk.index * kBlocks * quantize::kBlock + static_cast<int>(threadIdx.x) % kTeam * RowVector::kElems;
@@ -53,13 +55,6 @@ __device__ Chunk<kBlocks> load_chunk(ChunkParams const& params, int flat_index) 
     }
   }
   return chunk;
-}
-
-/// The chunk of this thread's team.
-template <int kBlocks>
-__device__ Chunk<kBlocks> load_own_chunk(ChunkParams const& params) {
-  int const thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  return load_chunk<kBlocks>(params, thread / kTeam);
 }
 
 template <int kBlocks>

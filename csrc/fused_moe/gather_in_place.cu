@@ -9,15 +9,6 @@ namespace {
 
 constexpr int kBlockThreads = quantize::Chunks<Element>::kTeam;  // that share 128 columns
 
-/// The scale of all rows.
-__device__ float scale_of_all(RowParams const& params, int thread) {
-  float largest = 0.0f;
-  for (int i = thread; i < params.num_partials; i += params.threads_per_row) {
-    largest = fmaxf(largest, params.source.problem.partials[i]);
-  }
-  return quantize::scale_of(largest_of_row(largest, params.threads_per_row), false);
-}
-
 template <GatherFormat kFormat>
 __global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
     __grid_constant__ RowParams const params) {
@@ -28,11 +19,11 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
   int const in_cta = static_cast<int>(threadIdx.x) / threads;
   int const index = static_cast<int>(blockIdx.x) * (static_cast<int>(blockDim.x) / threads) + in_cta;
   Row const row = find_row(params.source, index);
-  // The same for all threads of the row. The first one stays even without values: it says the scale of all.
-  if (row.x == nullptr && (kFormat != GatherFormat::TensorScale || index > 0)) {
+  // The same for all threads of the row, so for all that meet below.
+  if (row.x == nullptr) {
     return;
   }
-  int const end = row.x == nullptr ? 0 : problem.hidden_size;
+  int const end = problem.hidden_size;
   int const column = thread * RowVector::kElems;
   int const step = threads * RowVector::kElems;
   RowVector vectors[kRowVectors];
@@ -45,8 +36,7 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
       scales[i] = quantize::scale_of(quantize::largest_of_lanes<kBlockThreads>(largest), false);
     }
   } else {
-    float const scale =
-        kFormat == GatherFormat::TensorScale ? scale_of_all(params, thread) : *problem.static_scale;
+    float const scale = *problem.static_scale;
 #pragma unroll
     for (float& own : scales) {
       own = scale;
@@ -70,14 +60,11 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
       problem.scale[index * problem.scale_row_stride + own / quantize::kBlock] = scales[i];
     }
   }
-  if (kFormat == GatherFormat::TensorScale && index == 0 && thread == 0) {
-    *problem.scale = scales[0];
-  }
 }
 
 template <GatherFormat kFormat>
-void launch(GatherParams const& params, int num_partials, cudaStream_t stream) {
-  launch_rows<kRowVectors>(gather_in_place_kernel<kFormat>, params, num_partials, stream);
+void launch(GatherParams const& params, cudaStream_t stream) {
+  launch_rows<kRowVectors>(gather_in_place_kernel<kFormat>, params, stream);
 }
 
 }  // namespace
@@ -101,13 +88,11 @@ void in_place(GatherParams const& params, cudaStream_t stream) {
     case GatherFormat::BF16:
       return;
     case GatherFormat::StaticScale:
-      return launch<GatherFormat::StaticScale>(params, 0, stream);
-    case GatherFormat::TensorScale:
-      return launch<GatherFormat::TensorScale>(params, find_largest(params, stream), stream);
+      return launch<GatherFormat::StaticScale>(params, stream);
     case GatherFormat::RowScale:
       return by_rows(params, stream);
     case GatherFormat::RowBlocks:
-      return launch<GatherFormat::RowBlocks>(params, 0, stream);
+      return launch<GatherFormat::RowBlocks>(params, stream);
   }
 }
 

@@ -19,16 +19,9 @@ void by_rows(GatherParams const& params, cudaStream_t stream);
 /// Any of FP8, in the place of x: out is x's address, with the same bytes between rows.
 void in_place(GatherParams const& params, cudaStream_t stream);
 
-/// The first of two kernels for one scale: writes `partials` and returns how many of them.
-int find_largest(GatherParams const& params, cudaStream_t stream);
-
-/// One scale for all rows, which a first kernel finds.
-void by_tensor(GatherParams const& params, cudaStream_t stream);
-
 /// The same by token: with slot_row, without weights, and with at most kMaxTopK slots of a token.
 void tokens_plainly(GatherParams const& params, cudaStream_t stream);
 void tokens_by_row_blocks(GatherParams const& params, cudaStream_t stream);
 void tokens_by_rows(GatherParams const& params, cudaStream_t stream);
-void tokens_by_tensor(GatherParams const& params, cudaStream_t stream);
 
 }  // namespace moe_ext::fused_moe::gather

@@ -48,9 +48,6 @@ void check_one(char const* argument, Tensor const& tensor) {
 void set_scale(GatherParams& params, Tensor const& scale, int device) {
   check_operand("scale", scale, device, ScalarType::Float);
   params.scale = static_cast<float*>(scale.mutable_data_ptr());
-  if (params.format == GatherFormat::TensorScale) {
-    return check_one("scale", scale);
-  }
   bool const blocks = params.format == GatherFormat::RowBlocks;
   check_rank(kOp, "scale", scale, blocks ? 2 : 1);
   check_size(kOp, "scale", 0, scale.size(0), params.max_rows);
@@ -64,21 +61,6 @@ void set_scale(GatherParams& params, Tensor const& scale, int device) {
               kOp,
               ": `scale` must be contiguous in its last dimension, got stride ",
               scale.stride(1));
-}
-
-void set_partials(GatherParams& params, Tensor const& partials, int device) {
-  check_operand("partials", partials, device, ScalarType::Float);
-  check_rank(kOp, "partials", partials, 1);
-  constexpr std::int64_t kMost = 1 << 16;
-  std::int64_t const count = partials.size(0);
-  check_value(count >= 1 && count <= kMost && (count == 1 || partials.stride(0) == 1),
-              kOp,
-              ": `partials` must have 1 to ",
-              kMost,
-              " contiguous elements, got ",
-              count);
-  params.partials = static_cast<float*>(partials.mutable_data_ptr());
-  params.num_partials = static_cast<int>(count);
 }
 
 void set_slot_row(GatherParams& params, Tensor const& slot_row, int device) {
@@ -127,14 +109,13 @@ void gather_quantize_configured(Tensor const& x,
                                 Tensor const& out,
                                 std::optional<Tensor> scale,
                                 std::optional<Tensor> static_scale,
-                                std::optional<Tensor> partials,
                                 std::int64_t top_k,
                                 std::int64_t format_number,
                                 bool programmatic,
                                 std::optional<Tensor> slot_row) {
   check_value(format_number >= 0 && format_number <= static_cast<std::int64_t>(GatherFormat::RowBlocks),
               kOp,
-              ": `format` must be in [0, 4], got ",
+              ": `format` must be in [0, 3], got ",
               format_number);
   auto const format = static_cast<GatherFormat>(format_number);
   bool const fp8 = format != GatherFormat::BF16;
@@ -180,8 +161,6 @@ void gather_quantize_configured(Tensor const& x,
                       .scale = nullptr,
                       .scale_row_stride = 0,
                       .static_scale = nullptr,
-                      .partials = nullptr,
-                      .num_partials = 0,
                       .programmatic = programmatic,
                       .dependents_first = false};
   if (row_slot.has_value()) {
@@ -211,9 +190,6 @@ void gather_quantize_configured(Tensor const& x,
     check_operand("static_scale", *given, device, ScalarType::Float);
     check_one("static_scale", *given);
     params.static_scale = static_cast<float const*>(given->const_data_ptr());
-  }
-  if (Tensor const* const scratch = expected("partials", partials, format == GatherFormat::TensorScale)) {
-    set_partials(params, *scratch, device);
   }
   DeviceGuard const guard(static_cast<torch::stable::accelerator::DeviceIndex>(device));
   gather_quantize(params, current_stream(device));

@@ -70,9 +70,9 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_row_scales_kernel(
 void by_rows(GatherParams const& params, cudaStream_t stream) {
   bool const few = params.max_rows < kFewRows && params.hidden_size <= RowVector::kElems * kMaxRowThreads;
   if (few) {
-    return launch_rows<1>(gather_row_scales_kernel<1>, params, 0, stream);
+    return launch_rows<1>(gather_row_scales_kernel<1>, params, stream);
   }
-  launch_rows<kRowVectors>(gather_row_scales_kernel<kRowVectors>, params, 0, stream);
+  launch_rows<kRowVectors>(gather_row_scales_kernel<kRowVectors>, params, stream);
 }
 
 }  // namespace moe_ext::fused_moe::gather

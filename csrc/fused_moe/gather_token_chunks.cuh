@@ -60,11 +60,10 @@ __device__ void store_rows(TokenSource const& source,
   for_each_row(source, chunk.token, [&](std::int64_t offset) { store_fp8(values, out + offset, left); });
 }
 
-/// `busy`: units of work that keep all SMs at it, or 0 where no token is to be read twice.
 template <int kVectors>
-TokenChunkParams make_token_chunk_params(GatherParams const& params, std::int64_t busy) {
+TokenChunkParams make_token_chunk_params(GatherParams const& params) {
   std::int64_t const in_token = ceil_div(params.hidden_size, kWarpColumns<kVectors>);
-  TokenSource const source = make_token_source(params, params.num_tokens * in_token, busy);
+  TokenSource const source = make_token_source(params, params.num_tokens * in_token, kFewWarps);
   return {.source = source,
           .chunks_per_token = cutlass::FastDivmod(static_cast<int>(in_token)),
           .num_chunks = checked_units(params.num_tokens * source.shares.divisor * in_token)};

@@ -57,7 +57,7 @@ void tokens_plainly(GatherParams const& params, cudaStream_t stream) {
   with_token_chunk_size(params, [&]<int kVectors>(int threads) {
     auto* const kernel = params.format == GatherFormat::BF16 ? gather_token_copy_kernel<kVectors>
                                                              : gather_token_static_scale_kernel<kVectors>;
-    TokenChunkParams const kernel_params = make_token_chunk_params<kVectors>(params, kFewWarps);
+    TokenChunkParams const kernel_params = make_token_chunk_params<kVectors>(params);
     launch_kernel(kernel, token_chunk_shape(kernel_params, threads), stream, kernel_params);
   });
 }

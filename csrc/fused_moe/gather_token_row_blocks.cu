@@ -49,7 +49,7 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_token_row_bloc
 
 void tokens_by_row_blocks(GatherParams const& params, cudaStream_t stream) {
   with_token_chunk_size(params, [&]<int kVectors>(int threads) {
-    TokenChunkParams const kernel_params = make_token_chunk_params<kVectors>(params, kFewWarps);
+    TokenChunkParams const kernel_params = make_token_chunk_params<kVectors>(params);
     launch_kernel(gather_token_row_blocks_kernel<kVectors>,
                   token_chunk_shape(kernel_params, threads),
                   stream,

@@ -17,7 +17,6 @@ inline constexpr int kPreferredRowThreads = 256;
 struct RowParams {
   RowSource source;
   int threads_per_row;  // whole warps; more than one only where a row has a CTA for itself
-  int num_partials;     // TensorScale: that the kernel before has written
 };
 
 /// A thread's vectors of one part of the row, `step` columns apart; none from column `end` on.
@@ -53,17 +52,13 @@ __device__ inline float largest_of_row(float largest, int threads_per_row) {
 }
 
 template <int kVectors>
-void launch_rows(void (*kernel)(RowParams),
-                 GatherParams const& params,
-                 int num_partials,
-                 cudaStream_t stream) {
+void launch_rows(void (*kernel)(RowParams), GatherParams const& params, cudaStream_t stream) {
   constexpr int kColumns = RowVector::kElems * kVectors * kWarp;  // of a warp
   int const warps = static_cast<int>(
       std::min<std::int64_t>(ceil_div(params.hidden_size, kColumns), kMaxRowThreads / kWarp));
   int const threads = warps * kWarp;
   int const rows = warps == 1 ? kPreferredRowThreads / kWarp : 1;
-  RowParams const kernel_params{
-      .source = make_row_source(params), .threads_per_row = threads, .num_partials = num_partials};
+  RowParams const kernel_params{.source = make_row_source(params), .threads_per_row = threads};
   LaunchShape const shape{.grid = static_cast<unsigned>(ceil_div(params.max_rows, rows)),
                           .threads = static_cast<unsigned>(threads * rows),
                           .cluster = 1,

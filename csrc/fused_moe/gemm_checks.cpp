@@ -48,7 +48,6 @@ GatherFormat format_of(WeightScale scale, bool given) {
 gemm::TokenScales token_scales(GatherParams const& stage) {
   switch (stage.format) {
     case GatherFormat::BF16:
-    case GatherFormat::TensorScale:  // of no stage, see format_of
       return {};
     case GatherFormat::StaticScale:
       return {.data = stage.static_scale, .row_stride = 0, .k_stride = 0, .group_shift = 0};

@@ -52,8 +52,6 @@ GatherParams make_stage(int const* num_rows, std::int64_t slots, std::int64_t co
           .scale = nullptr,
           .scale_row_stride = 0,
           .static_scale = nullptr,
-          .partials = nullptr,
-          .num_partials = 0,
           .programmatic = true,
           .dependents_first = false};
 }

@@ -9,10 +9,9 @@ from support.inputs import poisoned
 from support.quantize import FP8
 
 # The numbers of csrc/fused_moe/gather.hpp, and what `quantize_fp8` calls them.
-FORMATS = {"bf16": 0, "static": 1, "tensor": 2, "row": 3, "1x128": 4}
-GRANULARITIES = {"static": "tensor", "tensor": "tensor", "row": "row", "1x128": "1x128"}
+FORMATS = {"bf16": 0, "static": 1, "row": 2, "1x128": 3}
+GRANULARITIES = {"static": "tensor", "row": "row", "1x128": "1x128"}
 PAD = 16
-PARTIALS = 300
 STATIC_SCALE = 0.037
 
 
@@ -23,7 +22,7 @@ class Outputs:
         dtype = torch.bfloat16 if name == "bf16" else FP8
         self.store = poisoned((rows, -(-hidden // 16) * 16 + PAD), dtype, "cuda")
         self.values = self.store[:, :hidden]
-        shapes = {"tensor": (), "row": (2 * rows,), "1x128": (rows, -(-hidden // 128) + 3)}
+        shapes = {"row": (2 * rows,), "1x128": (rows, -(-hidden // 128) + 3)}
         self.scale = None
         if name in shapes:
             self.scale = poisoned(shapes[name], torch.float32, "cuda")
@@ -47,7 +46,6 @@ def gather(
 ):
     _library.load()
     static = torch.full((), STATIC_SCALE, device="cuda") if name == "static" else None
-    partials = torch.empty(PARTIALS, device="cuda") if name == "tensor" else None
     if num_rows is not None and not isinstance(num_rows, torch.Tensor):
         num_rows = torch.tensor([num_rows], dtype=torch.int32, device="cuda")
     torch.ops.moe_ext.gather_quantize_configured(
@@ -58,7 +56,6 @@ def gather(
         out.values,
         out.scale,
         static,
-        partials,
         top_k,
         FORMATS[name],
         programmatic,
