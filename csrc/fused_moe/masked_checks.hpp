@@ -10,8 +10,8 @@
 
 namespace moe_ext::fused_moe {
 
-/// Arguments of the op. Refers to its own, so it lives no longer than they. Scratch is contiguous, of any shape, with at
-/// least so many elements, where rows are those of all buffers:
+/// Arguments of the op. Refers to its own, so it lives no longer than they. Scratch is contiguous, of any shape, with
+/// at least so many elements, where rows are those of all buffers:
 ///   intermediate  BF16, rows * intermediate size
 ///   quantised     FP8, rows * the larger of hidden and intermediate size, up to a multiple of 16
 ///   scale         fp32, rows * that size's blocks of 128, the last one short
