@@ -16,8 +16,8 @@ from bench.scales import count_segments, make_weight_scale
 # One word for weights and activations: those of a layer are quantised inside it.
 TENSOR_STATIC = "tensor_static"
 LAYER_SCALES = ("tensor", TENSOR_STATIC, "channel", "block128")
-# Token 0 of every draw is this many times as large as the others, so that the largest value of
-# any tensor is its own: a sample of tokens that has it has the scales of the whole.
+# Token 0 of every draw is this many times as large as the others, so that a scale which is not
+# the token's own shows.
 OUTLIER = 8.0
 FP8_MAX = 448.0
 # Static scale of the intermediate: holds all of a usual token's and nearly all of token 0's.
@@ -101,9 +101,9 @@ def make_layer(plan: Plan, pool: MemoryPool) -> LayerProblem:
 def make_layer_scales(problem: LayerProblem, kind: str) -> LayerScales:
     """Return the scales of a layer: "none" (BF16) or one of `LAYER_SCALES`.
 
-    "tensor" has a scale for each expert's weights and one for all activations, computed in the
-    call; "tensor_static" has given ones for the activations. "channel" has one for each channel
-    and row, "block128" one for each 128 x 128 and each 128 of a row.
+    "tensor" has a scale for each expert's weights and one for each row, computed in the call;
+    "tensor_static" has given ones for all activations. "channel" has one for each channel and row,
+    "block128" one for each 128 x 128 and each 128 of a row.
     """
     if kind == "none":
         return LayerScales()

@@ -254,7 +254,6 @@ def _error(
     """Return the error of call 0 and the largest that is timed."""
     fast = variant.accumulate == "fast"
     if isinstance(problem, LayerProblem):
-        invariant = variant.batch_invariant
-        error = max_layer_error(problem, variant.scale, outputs[0], batch_invariant=invariant)
+        error = max_layer_error(problem, variant.scale, outputs[0])
         return error, MAX_ERROR_FAST if fast else MAX_LAYER_ERROR
     return max_error(problem, variant.scale, outputs), MAX_ERROR_FAST if fast else MAX_ERROR

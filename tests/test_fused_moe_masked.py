@@ -164,7 +164,7 @@ def test_buffers_without_rows(layout):
 
 @pytest.mark.parametrize("layout", ["tensor", "expert", "channel"])
 def test_a_huge_row_changes_no_other(layout):
-    """Where a weight has one scale too, each row has a scale of its own."""
+    """Where a weight has one scale, each row has its own."""
     layer = masked_layer(layout)
     before = rows_that_count(moe_ext.fused_moe_masked(**layer), layer)
     layer["hidden_states"][1, 2] *= 1e20

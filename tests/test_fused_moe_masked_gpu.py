@@ -9,7 +9,7 @@ import pytest
 import torch
 from moe_ext import _fused_moe_masked_run
 from moe_ext._configs import all_configs
-from moe_ext._fused_moe_kernels import Kernels
+from moe_ext._fused_moe_kernels import choose_kernels
 from moe_ext.reference import fused_moe_masked_reference
 from support.fused_moe import ACTIVATIONS, GATED, LAYOUTS, integer_layer
 from support.fused_moe_masked import (
@@ -253,8 +253,12 @@ def test_every_gated_kernel(config, monkeypatch):
     layout = {"fp32": "bf16", "promoted": "channel", "block": "block"}[gate_up.accumulate]
     layer = medium(layout)
     expected = run(layer, batch_invariant=True)
-    kernels = Kernels(gate_up.index, rows_kernel(gate_up).index)
-    monkeypatch.setattr(_fused_moe_masked_run, "choose_kernels", lambda *_: kernels)
+    indices = {"gate_up": gate_up.index, "down": rows_kernel(gate_up).index}
+    monkeypatch.setattr(
+        _fused_moe_masked_run,
+        "choose_kernels",
+        lambda *key: choose_kernels(*key)._replace(**indices),
+    )
     assert_same_bits(run(layer).flatten(0, 1), expected.flatten(0, 1))
 
 

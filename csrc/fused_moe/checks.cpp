@@ -209,7 +209,7 @@ Layer check_layer(Call const& call,
   gather.x_row_stride = step(call.hidden_states, 0);
   gather.num_tokens = form.num_tokens;
   gather.top_k = static_cast<int>(form.top_k);
-  set_format(gather, "a1_scale", call.a1_scale, form.w13_scale, call.flags, form.device);
+  set_format(gather, "a1_scale", call.a1_scale, form.w13_scale, form.device);
   if (on_input) {
     set_weights(gather, call.topk_weights, form.device);
   }
@@ -221,7 +221,7 @@ Layer check_layer(Call const& call,
   first.out_row_stride = form.intermediate;
 
   GatherParams& quantize = layer.quantize;
-  set_format(quantize, "a2_scale", call.a2_scale, form.w2_scale, call.flags, form.device);
+  set_format(quantize, "a2_scale", call.a2_scale, form.w2_scale, form.device);
   if (!form.fp8) {  // the down GEMM reads the intermediate as it is
     quantize.out = parts.intermediate;
     quantize.out_row_stride = form.intermediate;

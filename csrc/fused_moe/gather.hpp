@@ -11,7 +11,7 @@ namespace moe_ext::fused_moe {
 enum class GatherFormat : std::int64_t {
   BF16 = 0,         // copied
   StaticScale = 1,  // FP8, one scale, given
-  TensorScale = 2,  // FP8, one scale, from the largest value of all valid rows: two launches
+  TensorScale = 2,  // FP8, one scale, from the largest value of all valid rows: two launches; in no layer
   RowScale = 3,     // FP8, a scale for each row
   RowBlocks = 4,    // FP8, a scale for each 128 values of a row
 };

@@ -28,8 +28,9 @@ gemm::Accumulate accumulate_of(WeightScale scale, gemm::Output output, std::int6
   return fast ? gemm::Accumulate::Fast : gemm::Accumulate::Promoted;
 }
 
-/// A scale of all rows would make each depend on the others: `kBatchInvariant` gives each its own.
-GatherFormat format_of(WeightScale scale, bool given, std::int64_t flags) {
+/// A scale that is computed is that of a row or of a part of one, never of all rows: it takes one launch, not two, and
+/// no token makes the values of another coarse.
+GatherFormat format_of(WeightScale scale, bool given) {
   switch (scale.granularity) {
     case Granularity::None:
       return GatherFormat::BF16;
@@ -40,21 +41,17 @@ GatherFormat format_of(WeightScale scale, bool given, std::int64_t flags) {
     case Granularity::Tensor:
       break;
   }
-  if (given) {
-    return GatherFormat::StaticScale;
-  }
-  return (flags & kBatchInvariant) != 0 ? GatherFormat::RowScale : GatherFormat::TensorScale;
+  return given ? GatherFormat::StaticScale : GatherFormat::RowScale;
 }
 
 /// What scales a stage of quantising leaves, as the GEMM behind it reads them.
 gemm::TokenScales token_scales(GatherParams const& stage) {
   switch (stage.format) {
     case GatherFormat::BF16:
+    case GatherFormat::TensorScale:  // of no stage, see format_of
       return {};
     case GatherFormat::StaticScale:
       return {.data = stage.static_scale, .row_stride = 0, .k_stride = 0, .group_shift = 0};
-    case GatherFormat::TensorScale:
-      return {.data = stage.scale, .row_stride = 0, .k_stride = 0, .group_shift = 0};
     case GatherFormat::RowScale:
       return {.data = stage.scale, .row_stride = stage.scale_row_stride, .k_stride = 0, .group_shift = 0};
     case GatherFormat::RowBlocks:
@@ -107,9 +104,8 @@ void set_format(GatherParams& stage,
                 char const* argument,
                 std::optional<Tensor> const& given,
                 WeightScale scale,
-                std::int64_t flags,
                 int device) {
-  stage.format = format_of(scale, given.has_value(), flags);
+  stage.format = format_of(scale, given.has_value());
   if (!given.has_value()) {
     return;
   }

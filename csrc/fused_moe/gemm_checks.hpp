@@ -35,7 +35,6 @@ void set_format(GatherParams& stage,
                 char const* argument,
                 std::optional<torch::stable::Tensor> const& given,
                 WeightScale scale,
-                std::int64_t flags,
                 int device);
 
 /// The product of what `stage` leaves and weights that have passed.

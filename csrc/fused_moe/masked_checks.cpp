@@ -9,7 +9,6 @@
 #include "common/tensor_checks.hpp"
 #include "common/tensor_strides.hpp"
 #include "fused_moe/gemm_checks.hpp"
-#include "fused_moe/op.hpp"
 #include "fused_moe/workspace_layout.hpp"
 
 namespace moe_ext::fused_moe {
@@ -90,8 +89,7 @@ void check_out(Tensor const& out, Tensor const& x, int device) {
   check_rows_aligned(kOp, "out", out, out.const_data_ptr());
 }
 
-/// Where rows of `columns` values lie once they are quantised, as the GEMM behind that reads them. A scale of the rows
-/// of all experts would tie them together, so without a given one each row has its own.
+/// Where rows of `columns` values lie once they are quantised, as the GEMM behind that reads them.
 GatherParams make_stage(MaskedCall const& call,
                         Form const& form,
                         std::int64_t columns,
@@ -99,7 +97,7 @@ GatherParams make_stage(MaskedCall const& call,
                         std::optional<Tensor> const& given,
                         WeightScale weight_scale) {
   GatherParams stage{};
-  set_format(stage, argument, given, weight_scale, call.flags | kBatchInvariant, form.device);
+  set_format(stage, argument, given, weight_scale, form.device);
   if (form.fp8) {
     std::int64_t const widest = std::max(form.hidden, form.intermediate);
     stage.out = check_scratch("quantised",

@@ -26,7 +26,9 @@ void fused_moe_masked_configured(Tensor const& hidden_states,
                                  std::int64_t w13_config,
                                  std::int64_t w2_config,
                                  std::vector<double> const& gating) {
-  Choice choice{.w13_config = w13_config, .w2_config = w2_config, .gating = {}};
+  Choice choice{};
+  choice.w13_config = w13_config;
+  choice.w2_config = w2_config;
   check_value(gating.size() == choice.gating.size(),
               "fused_moe_masked: `gating` must have ",
               choice.gating.size(),

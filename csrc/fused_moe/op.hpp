@@ -15,7 +15,7 @@ enum LayerFlag : std::int64_t {
   kUngated = 2,          // w13 has one row for each feature
   kWeightsOnInput = 4,   // topk_weights multiply rows of hidden_states, not of the result
   kFast = 8,             // FP8 sums may stay in the tensor core's accumulator
-  kBatchInvariant = 16,  // each row has a scale of its own where one would be computed for all
+  kBatchInvariant = 16,  // Python chooses no kernel that splits K; here it is part of the problem
   kRemember = 32,        // the kernels and the gating are Python's choice: remember it
 };
 

@@ -16,7 +16,7 @@ namespace moe_ext::fused_moe {
 /// Of the activations that meet a weight.
 enum class Granularity : std::int64_t {
   None,       // BF16
-  Tensor,     // one scale for all rows
+  Tensor,     // one scale for all rows where one is given, else one for each row
   Row,        // one for each row
   RowBlocks,  // one for each 128 values of a row
 };

@@ -8,9 +8,6 @@ namespace moe_ext::fused_moe {
 namespace {
 
 constexpr char const* kOp = "fused_moe";
-/// Of the scratch: a scale comes first.
-constexpr std::int64_t kPartialsBegin = 256;
-constexpr int kPartials = 512;  // every CTA of the stage behind reads all of them
 
 /// Pointers into a workspace, each with as many bytes behind it as its user may touch.
 class Parts {
@@ -90,7 +87,6 @@ WorkspaceParts check_workspace(Tensor const& workspace,
   result.sort_scratch_elems = (bytes - layout.gathered) / 4;
   result.intermediate = parts.at<void>(layout.intermediate, 2 * slots * intermediate);
   result.rows = parts.at<void>(layout.rows, 2 * slots * hidden);
-  auto* const scratch = parts.at<float>(layout.scratch, kScratchBytes);
   int const* const num_rows = result.offs + num_experts - 1;
 
   GatherParams& gather = result.gather;
@@ -100,14 +96,10 @@ WorkspaceParts check_workspace(Tensor const& workspace,
   std::int64_t const row_bytes = fp8 ? fp8_row_bytes(hidden) : 2 * hidden;
   gather.out = parts.at<void>(layout.gathered, slots * row_bytes);
   gather.out_row_stride = fp8 ? row_bytes : hidden;
-  gather.partials = scratch + kPartialsBegin / 4;
-  gather.num_partials = kPartials;
 
   GatherParams& quantize = result.quantize;
   quantize = make_stage(num_rows, slots, intermediate);
   quantize.x = result.intermediate;
-  quantize.partials = scratch + kPartialsBegin / 4;
-  quantize.num_partials = kPartials;
   quantize.dependents_first = true;
   if (fp8) {
     std::int64_t const stride = layout.quantised_row_bytes;

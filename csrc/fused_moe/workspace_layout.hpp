@@ -12,15 +12,12 @@ namespace moe_ext::fused_moe {
 
 /// Bytes that each part begins at a multiple of.
 inline constexpr std::int64_t kWorkspaceAlignment = 256;
-/// For what does not grow with the tokens: a scale of each stage, then partial maxima.
-inline constexpr std::int64_t kScratchBytes = 64 * 1024;
 
 /// Where each part begins, in bytes from the workspace's first aligned byte.
 struct WorkspaceLayout {
   std::int64_t offs;                       // (num_experts,) int32
   std::int64_t row_slot;                   // (slots,) int32
   std::int64_t slot_row;                   // (slots,) int32
-  std::int64_t scratch;                    // kScratchBytes
   std::int64_t gathered;                   // (slots, hidden) BF16, or FP8 with rows of a multiple of 16 bytes
   std::int64_t gathered_scale;             // FP8 only: at most (slots, ceil(hidden / 128)) fp32, contiguous
   std::int64_t intermediate;               // (slots, intermediate) BF16, contiguous
@@ -57,8 +54,7 @@ constexpr WorkspaceLayout workspace_layout(std::int64_t slots,
   result.offs = 0;
   result.row_slot = result.offs + workspace_aligned(4 * num_experts);
   result.slot_row = result.row_slot + workspace_aligned(4 * slots);
-  result.scratch = result.slot_row + workspace_aligned(4 * slots);
-  std::int64_t const first = result.scratch + kScratchBytes;
+  std::int64_t const first = result.slot_row + workspace_aligned(4 * slots);
   std::int64_t const hidden_bytes = workspace_aligned(2 * hidden * slots);
   std::int64_t const middle_bytes = workspace_aligned(2 * intermediate * slots);
   result.gathered = first;

@@ -113,7 +113,6 @@ py::dict layout_dict(std::int64_t num_slots,
   result["offs"] = layout.offs;
   result["row_slot"] = layout.row_slot;
   result["slot_row"] = layout.slot_row;
-  result["scratch"] = layout.scratch;
   result["gathered"] = layout.gathered;
   result["gathered_scale"] = layout.gathered_scale;
   result["intermediate"] = layout.intermediate;

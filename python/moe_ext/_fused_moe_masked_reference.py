@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from moe_ext._fused_moe_reference import fused_moe_reference
-from moe_ext._fused_moe_scales import weight_scale_of
 from moe_ext._reference_mode import without_autocast
 
 
@@ -19,10 +18,6 @@ def fused_moe_masked_reference(
     w2: Tensor,
     counts: Tensor,
     *,
-    w13_scale: Tensor | None = None,
-    w2_scale: Tensor | None = None,
-    a1_scale: Tensor | None = None,
-    a2_scale: Tensor | None = None,
     out: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
@@ -36,13 +31,9 @@ def fused_moe_masked_reference(
         w13: see `fused_moe_masked`.
         w2: see `fused_moe_masked`.
         counts: see `fused_moe_masked`; read back, so this synchronises.
-        w13_scale: see `fused_moe_masked`.
-        w2_scale: see `fused_moe_masked`.
-        a1_scale: see `fused_moe_masked`.
-        a2_scale: see `fused_moe_masked`.
         out: (num_experts, max_rows, hidden), any strides, whose rows from counts[e] on stay as they
             are; or None for a new tensor.
-        options: biases, the activation and its options, and `gate_up_gemm`, as in
+        options: scales, biases, the activation and its options, and `gate_up_gemm`, as in
             `fused_moe_reference`.
 
     Returns:
@@ -59,23 +50,6 @@ def fused_moe_masked_reference(
         w2,
         ones,
         expert[:, None],
-        w13_scale=_by_channel(w13_scale, w13, a1_scale),
-        w2_scale=_by_channel(w2_scale, w2, a2_scale),
-        a1_scale=a1_scale,
-        a2_scale=a2_scale,
         **options,
     )
     return out
-
-
-def _by_channel(scale: Tensor | None, weight: Tensor, static: Tensor | None) -> Tensor | None:
-    """Repeat one scale of a weight for its channels, so that each row has a scale of its own.
-
-    One scale of all rows would be computed otherwise, and tie the buffers together.
-    """
-    if scale is None or static is not None:
-        return scale
-    layout = weight_scale_of(tuple(scale.shape), *weight.shape)
-    if layout is None or layout.granularity != "tensor":
-        return scale
-    return scale.reshape(-1, 1).expand(weight.shape[0], weight.shape[1])

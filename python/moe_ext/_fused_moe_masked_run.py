@@ -88,7 +88,8 @@ def _launch(
         *_scratch(layer, hidden_states),
         out,
         flags,
-        *chosen,
+        chosen.gate_up,
+        chosen.down,
         gating(activation, layer.alpha, layer.limit),
     )
 

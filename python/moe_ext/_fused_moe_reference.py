@@ -187,7 +187,9 @@ def _linear(
                 f"shape {shape} for a weight {tuple(weight.shape)}"
             )
         n_segments = layout.n_segments
-        x, scale = quantize_fp8_reference(x, layout.granularity, scale=static_scale)
+        computes_rows = layout.granularity == "tensor" and static_scale is None
+        granularity = "row" if computes_rows else layout.granularity
+        x, scale = quantize_fp8_reference(x, granularity, scale=static_scale)
     return gemm(
         x, weight, offs, scale, weight_scale, bias=bias, n_segments=n_segments, out_dtype=out_dtype
     )

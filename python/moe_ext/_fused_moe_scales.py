@@ -16,16 +16,18 @@ from moe_ext._words import device_message, name_of
 class WeightScale(NamedTuple):
     """What the shape of a weight's scale says."""
 
-    granularity: str  # of the activations that meet the weight, as `quantize_fp8` names it
+    # Of the activations that meet the weight, as `quantize_fp8` names it. Only with "tensor" may
+    # their scale be given; where it is not, they have one for each row.
+    granularity: str
     n_segments: int = 1  # 2 where gate and up have block grids of their own
 
 
 def weight_scale_of(shape: tuple[int, ...], num_experts: int, n: int, k: int) -> WeightScale | None:
     """Tell the layout of the scales of a weight (num_experts, n, k), None where it is none.
 
-    One scale for each expert asks for one scale of all activations, one for each channel for one of
-    each row, one for each block for one of each 128 values of a row. The C++ op has a twin of this,
-    csrc/fused_moe/weight_scale.hpp.
+    One scale for each expert asks for a given scale of all activations or else one of each row, one
+    for each channel for one of each row, one for each block for one of each 128 values of a row.
+    The C++ op has a twin of this, csrc/fused_moe/weight_scale.hpp.
     """
     if shape in ((), (1,), (num_experts,), (num_experts, 1), (num_experts, 1, 1)):
         return WeightScale("tensor")

@@ -12,9 +12,6 @@ from moe_ext._scales import SCALE_BLOCK
 ALIGNMENT = 256
 """Bytes that each part of the workspace begins at a multiple of."""
 
-SCRATCH_BYTES = 64 * 1024
-"""For what does not grow with the tokens: scales of whole tensors, partial maxima, counters."""
-
 MAX_TOP_K = 32
 MAX_EXPERTS = 4096
 MAX_SLOTS = 2**22
@@ -36,7 +33,6 @@ class WorkspaceLayout(NamedTuple):
     offs: int  # (num_experts,) int32
     row_slot: int  # (slots,) int32
     slot_row: int  # (slots,) int32
-    scratch: int  # SCRATCH_BYTES
     gathered: int  # (slots, hidden) BF16, or FP8 with rows of a multiple of 16 bytes
     gathered_scale: int  # FP8 only: at most (slots, ceil(hidden / 128)) float32, contiguous
     intermediate: int  # (slots, intermediate) BF16, contiguous
@@ -74,8 +70,7 @@ def workspace_layout(
     offs = 0
     row_slot = offs + _aligned(4 * num_experts)
     slot_row = row_slot + _aligned(4 * num_slots)
-    scratch = slot_row + _aligned(4 * num_slots)
-    first = scratch + SCRATCH_BYTES
+    first = slot_row + _aligned(4 * num_slots)
     hidden_bytes = _aligned(2 * hidden_size * num_slots)
     middle_bytes = _aligned(2 * intermediate_size * num_slots)
     if not fp8:
@@ -84,7 +79,6 @@ def workspace_layout(
             offs,
             row_slot,
             slot_row,
-            scratch,
             gathered=first,
             gathered_scale=second,
             intermediate=second,
@@ -115,7 +109,6 @@ def workspace_layout(
         offs,
         row_slot,
         slot_row,
-        scratch,
         gathered=first,
         gathered_scale=first + gathered_bytes,
         intermediate=second,

@@ -69,16 +69,17 @@ def fused_moe(
             read by the host on CUDA.
         w13_scale: float32, same device, any strides; FP8 only, and needed there. By its shape, it
             also says how hidden rows are quantised: () or (1,) or (num_experts,), one scale for
-            all rows; (num_experts, n) or (num_experts, n, 1), n the rows of `w13`, one for each
-            row; blocks of 128 x 128, (num_experts, ceil(n / 128), ceil(hidden / 128)), one for
-            each 128 values of a row (1x128). Blocks of gate and up that have grids of their own:
-            (num_experts, 2, ceil(intermediate / 128), ceil(hidden / 128)).
+            each row, or `a1_scale` for all; (num_experts, n) or (num_experts, n, 1), n the rows of
+            `w13`, one for each row; blocks of 128 x 128, (num_experts, ceil(n / 128),
+            ceil(hidden / 128)), one for each 128 values of a row (1x128). Blocks of gate and up
+            that have grids of their own: (num_experts, 2, ceil(intermediate / 128),
+            ceil(hidden / 128)).
         w2_scale: the same for `w2` and the intermediate: () or (1,) or (num_experts,),
             (num_experts, hidden) or (num_experts, hidden, 1), (num_experts, ceil(hidden / 128),
             ceil(intermediate / 128)). Need not have the layout of `w13_scale`.
         a1_scale: float32, () or (1,), same device; only where `w13_scale` is per tensor or expert:
-            the scale of hidden rows, positive and normal, in place of one that is computed from
-            all rows that reach an expert here.
+            one scale for all hidden rows, positive and normal, in place of one that is computed for
+            each row.
         a2_scale: the same for the intermediate, with `w2_scale`.
         w13_bias: (num_experts, n), bfloat16 or float32, same device, any strides, in the order of
             the rows of `w13`. None is 0.
@@ -103,8 +104,9 @@ def fused_moe(
         routed_scale: factor of the sum over experts, not of `addend`.
         accumulate: FP8 only. "promoted" or "fast", as in `grouped_gemm`.
         batch_invariant: makes the result of a token bitwise independent of the other tokens, at
-            some cost: where one scale of all rows would be computed, each row has its own. (On the
-            CPU the result need not be.)
+            some cost: kernels that split K, whose choice depends on how many tokens there are, are
+            left out. Changes nothing else, and nothing on the CPU, where the result need not be
+            independent.
         workspace: any dtype and shape, contiguous, same device, at least
             `moe_ext.fused_moe_workspace_size` bytes: scratch memory, overwritten, nothing read from
             it. Must overlap no other argument (not checked), and no other stream may use it at the
@@ -124,10 +126,8 @@ def fused_moe(
         activation's result to bfloat16, then for FP8 weights to FP8; an expert's result with its
         bias to bfloat16; `out` once. Weights are multiplied and summed in float32, in the order of
         j. `moe_ext.reference.fused_moe_reference` is the same in plain PyTorch.
-        A scale that is computed from all rows is that of the largest value of any token: one that
-        is infinite (it counts as 3.4e38, as in `moe_ext.quantize_fp8`) or huge makes the values of
-        all other tokens coarse or zero. Weight scales per row or block, static `a1_scale` and
-        `a2_scale`, or `batch_invariant` keep it within its token.
+        A scale that is computed is of one row or a part of it: a value that is infinite (it counts
+        as 3.4e38, as in `moe_ext.quantize_fp8`) or huge makes no other token's coarse.
         Does not synchronise on CUDA, allocates the output and a workspace alone; safe in CUDA
         graphs (sizes fixed, routing and weights may change between replays). Deterministic.
         Inputs that require grad are accepted, backward raises: inference only.

@@ -57,12 +57,10 @@ def fused_moe_masked(
         w2: see `fused_moe`.
         counts: (num_experts,), int32, contiguous, same device. Rows of each expert, 0 to max_rows;
             clamped to that. Never read by the host on CUDA.
-        w13_scale: see `fused_moe`. With one scale for all of a weight, or for each expert, each row
-            of `hidden_states` is quantised with a scale of its own, unless `a1_scale` is given.
-        w2_scale: the same for `w2`, the intermediate and `a2_scale`.
-        a1_scale: float32, () or (1,), same device; only where `w13_scale` is per tensor or expert:
-            the scale of all rows, positive and normal, in place of one computed for each.
-        a2_scale: the same for the intermediate, with `w2_scale`.
+        w13_scale: see `fused_moe`.
+        w2_scale: see `fused_moe`.
+        a1_scale: see `fused_moe`.
+        a2_scale: see `fused_moe`.
         w13_bias: see `fused_moe`.
         w2_bias: see `fused_moe`.
         activation: see `fused_moe`.

@@ -192,13 +192,12 @@ def fake_quantized(parts: list[Tensor], weight: str, layer: dict[str, object]) -
     if scale is None:
         return parts
     n = layer[weight].shape[1]
-    if scale.dim() < 2:  # one for all
-        static = layer.get(f"a{stage}_scale")
-        largest = max([float(part.abs().max()) for part in parts if part.numel()], default=0.0)
-        one = torch.tensor(largest or FP8_MAX, dtype=torch.float32) / FP8_MAX
-        one = (one if static is None else static.reshape(())).to(scale.device)
+    static = layer.get(f"a{stage}_scale")
+    if static is not None:  # one for all
+        one = static.reshape(())
         return [(part / one).clamp(-FP8_MAX, FP8_MAX).to(FP8).float() * one for part in parts]
-    width = parts[0].shape[1] if scale.dim() == 2 and scale.shape[1] == n else BLOCK
+    by_row = scale.dim() < 2 or tuple(scale.shape[1:]) == (n,)
+    width = parts[0].shape[1] if by_row else BLOCK
     return [
         torch.cat([_fake_quantized_rows(block) for block in part.split(width, dim=1)], dim=1)
         for part in parts

@@ -66,25 +66,15 @@ def rows_that_count(x: Tensor, layer: dict[str, object]) -> Tensor:
 
 
 def as_tokens(layer: dict[str, object]) -> dict[str, object]:
-    """Arguments of `fused_moe` whose tokens are the rows that count, each with one expert.
-
-    Scales of weights say once more, by channel, what is one for all: then each row has a scale.
-    """
+    """Arguments of `fused_moe` whose tokens are the rows that count, each with one expert."""
     counts = torch.tensor(clamped_counts(layer))
     ids = torch.arange(len(counts)).repeat_interleave(counts)[:, None]
     tokens = {name: value for name, value in layer.items() if name != "counts"}
-    tokens |= {
+    return tokens | {
         "hidden_states": rows_that_count(layer["hidden_states"], layer),
         "topk_ids": ids.to(layer["counts"].device),
         "topk_weights": torch.ones(ids.shape, device=layer["counts"].device),
     }
-    for weight, stage in (("w13", 1), ("w2", 2)):
-        scale = layer.get(f"{weight}_scale")
-        computed = scale is not None and layer.get(f"a{stage}_scale") is None
-        if computed and scale.numel() in (1, len(counts)):
-            channels = torch.ones(layer[weight].shape[:2], device=scale.device)
-            tokens[f"{weight}_scale"] = channels * scale.reshape(-1, 1)
-    return tokens
 
 
 def assert_rest_untouched(out: Tensor, layer: dict[str, object]) -> None:
