@@ -8,6 +8,7 @@
 
 #include "fused_moe/combine_op.hpp"
 #include "fused_moe/gather_op.hpp"
+#include "fused_moe/masked_op.hpp"
 #include "fused_moe/op.hpp"
 #include "fused_moe/sort_op.hpp"
 #include "grouped_gemm/config_list.hpp"
@@ -114,6 +115,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
       "float alpha, float limit, float routed_scale, int first_expert, int w13_config, int w2_config, "
       "float[] "
       "gating) -> Tensor(a!)");
+  // The same on buffers: hidden_states and out (num_experts, max_rows, hidden_size), counts (num_experts,), scratch as
+  // fused_moe/masked_checks.hpp has it
+  m.def(
+      "fused_moe_masked_configured(Tensor hidden_states, Tensor w13, Tensor w2, Tensor counts, Tensor? "
+      "w13_scale, Tensor? w2_scale, Tensor? a1_scale, Tensor? a2_scale, Tensor? w13_bias, Tensor? w2_bias, "
+      "Tensor(b!) intermediate, Tensor(c!)? quantised, Tensor(d!)? scale, Tensor(a!) out, int flags, "
+      "int w13_config, int w2_config, float[] gating) -> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Lines of key=value
@@ -131,6 +139,8 @@ STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
   m.impl("fused_moe_launch_with", moe_ext::CheckedBox<&moe_ext::fused_moe::fused_moe_launch_with>::value);
   m.impl("fused_moe_launch", moe_ext::CheckedBox<&moe_ext::fused_moe::fused_moe_launch>::value);
   m.impl("fused_moe_configured", moe_ext::CheckedBox<&moe_ext::fused_moe::fused_moe_configured>::value);
+  m.impl("fused_moe_masked_configured",
+         moe_ext::CheckedBox<&moe_ext::fused_moe::fused_moe_masked_configured>::value);
   m.impl("gather_quantize_configured",
          moe_ext::CheckedBox<&moe_ext::fused_moe::gather_quantize_configured>::value);
   m.impl("topk_routing_configured", moe_ext::CheckedBox<&moe_ext::routing::configured>::value);

@@ -14,6 +14,7 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MODULES = (
     "moe_ext.fused_moe",
+    "moe_ext.fused_moe_masked",
     "moe_ext._fused_moe_workspace",
     "moe_ext.grouped_gemm",
     "moe_ext.routing",

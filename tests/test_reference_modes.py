@@ -75,6 +75,20 @@ def fused_moe_oai():
     return fused_moe(activation="swiglu_oai", w13_bias=normal(4, 64), addend=normal(5, 64))
 
 
+def fused_moe_masked():
+    return moe_ext.fused_moe_masked(
+        normal(4, 3, 64), normal(4, 64, 64), normal(4, 64, 32), tensor([3, 3, 3, 3])
+    )
+
+
+def fused_moe_masked_fp8():
+    (w13, scale13), (w2, scale2) = (
+        moe_ext.quantize_fp8(normal(4, n, k), "tensor") for n, k in ((64, 64), (64, 32))
+    )
+    scales = {"w13_scale": scale13, "w2_scale": scale2}
+    return moe_ext.fused_moe_masked(normal(4, 3, 64), w13, w2, tensor([3, 3, 3, 3]), **scales)
+
+
 def fused_moe_reference():
     routing = normal(5, 2, dtype=FP32), tensor([[0, 1], [1, 2], [3, 0], [2, 3], [-1, 1]])
     operands = {"hidden_states": normal(5, 64), "w13": normal(4, 64, 64), "w2": normal(4, 64, 32)}
@@ -93,6 +107,8 @@ CALLS = (
     sort_tokens,
     fused_moe,
     fused_moe_oai,
+    fused_moe_masked,
+    fused_moe_masked_fp8,
     fused_moe_reference,
 )
 

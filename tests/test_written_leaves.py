@@ -17,7 +17,9 @@ def ones(*shape, dtype=BF16):
 
 OFFS = torch.tensor([2, 5], dtype=torch.int32)
 LAYER = (ones(2, 16), ones(4, 16, 16), ones(4, 16, 8), ones(2, 2), torch.tensor([[0, 3], [1, -1]]))
+BUFFERS = (ones(2, 5, 16), ones(2, 16, 16), ones(2, 16, 8), OFFS)
 CALLS = {
+    "fused_moe_masked_out": (BUFFERS, {"out": (2, 5, 16, BF16)}),
     "fused_moe_out": (LAYER, {"out": (2, 16, BF16)}),
     "grouped_gemm_out": ((ones(5, 16), ones(2, 8, 16), OFFS), {"out": (5, 8, BF16)}),
     "grouped_gemm_masked_out": ((ones(2, 5, 16), ones(2, 8, 16), OFFS), {"out": (2, 5, 8, BF16)}),

@@ -53,14 +53,7 @@ WeightScale check_weight_scale(char const* argument,
   return *layout;
 }
 
-void check_sizes(Form const& form) {
-  check_value(form.hidden > 0 && form.hidden % 8 == 0 && form.hidden <= kMost && form.intermediate > 0 &&
-                  form.intermediate % 8 == 0 && form.intermediate <= kMost / 2,
-              kOp,
-              ": hidden and intermediate size must be positive multiples of 8, got ",
-              form.hidden,
-              " and ",
-              form.intermediate);
+void check_slots(Form const& form) {
   check_value(form.top_k >= 1 && form.top_k <= kMaxTopK && form.num_tokens <= kMostSlots / form.top_k,
               kOp,
               ": `topk_ids` must have 1 to ",
@@ -99,6 +92,8 @@ void check_out(Tensor const& out, Form const& form) {
   check_rows_aligned(kOp, "out", out, out.mutable_data_ptr());
 }
 
+}  // namespace
+
 gemm::Gating make_gating(std::array<float, 6> const& numbers, std::int64_t intermediate, std::int64_t flags) {
   bool const interleaved = (flags & kInterleaved) != 0;
   bool const ungated = (flags & kUngated) != 0;
@@ -114,7 +109,30 @@ gemm::Gating make_gating(std::array<float, 6> const& numbers, std::int64_t inter
           .joins = true};
 }
 
-}  // namespace
+void check_weights(Form& form, Experts const& experts, std::int64_t flags) {
+  check_value(form.hidden > 0 && form.hidden % 8 == 0 && form.hidden <= kMost && form.intermediate > 0 &&
+                  form.intermediate % 8 == 0 && form.intermediate <= kMost / 2,
+              kOp,
+              ": hidden and intermediate size must be positive multiples of 8, got ",
+              form.hidden,
+              " and ",
+              form.intermediate);
+  bool const ungated = (flags & kUngated) != 0;
+  bool const interleaved = (flags & kInterleaved) != 0;
+  check_value(!ungated || !interleaved, kOp, ": `flags` must not say interleaved and ungated, got both");
+  check_weight("w13", experts.w13, form, form.intermediate * (ungated ? 1 : 2), form.hidden);
+  check_weight("w2", experts.w2, form, form.hidden, form.intermediate);
+  form.w13_scale = check_weight_scale("w13_scale", experts.w13_scale, experts.w13, form.fp8);
+  form.w2_scale = check_weight_scale("w2_scale", experts.w2_scale, experts.w2, form.fp8);
+  check_value(form.w2_scale.n_segments == 1 && (form.w13_scale.n_segments == 1 || (!ungated && !interleaved)),
+              kOp,
+              ": scales must have one grid of blocks unless gate rows lie before up rows, got two");
+  bool const blocks = form.w13_scale.granularity == Granularity::RowBlocks ||
+                      form.w2_scale.granularity == Granularity::RowBlocks;
+  check_value((flags & kFast) == 0 || (form.fp8 && !blocks),
+              kOp,
+              ": `accumulate` must be \"promoted\" for bfloat16 or with scales per block, got \"fast\"");
+}
 
 Form check_form(Call const& call) {
   Tensor const& x = call.hidden_states;
@@ -136,23 +154,9 @@ Form check_form(Call const& call) {
             .w2_scale = {},
             .device = device,
             .sm_count = sm_count(device)};
-  check_sizes(form);
+  check_slots(form);
   check_rows_aligned(kOp, "hidden_states", x, x.const_data_ptr());
-  bool const ungated = (call.flags & kUngated) != 0;
-  bool const interleaved = (call.flags & kInterleaved) != 0;
-  check_value(!ungated || !interleaved, kOp, ": `flags` must not say interleaved and ungated, got both");
-  check_weight("w13", call.w13, form, form.intermediate * (ungated ? 1 : 2), form.hidden);
-  check_weight("w2", call.w2, form, form.hidden, form.intermediate);
-  form.w13_scale = check_weight_scale("w13_scale", call.w13_scale, call.w13, fp8);
-  form.w2_scale = check_weight_scale("w2_scale", call.w2_scale, call.w2, fp8);
-  check_value(form.w2_scale.n_segments == 1 && (form.w13_scale.n_segments == 1 || (!ungated && !interleaved)),
-              kOp,
-              ": scales must have one grid of blocks unless gate rows lie before up rows, got two");
-  bool const blocks = form.w13_scale.granularity == Granularity::RowBlocks ||
-                      form.w2_scale.granularity == Granularity::RowBlocks;
-  check_value((call.flags & kFast) == 0 || (fp8 && !blocks),
-              kOp,
-              ": `accumulate` must be \"promoted\" for bfloat16 or with scales per block, got \"fast\"");
+  check_weights(form, {call.w13, call.w2, call.w13_scale, call.w2_scale}, call.flags);
   return form;
 }
 

@@ -53,6 +53,23 @@ struct Form {
   }
 };
 
+/// The weights of all experts. Refers to an op's own arguments, so it lives no longer than they.
+struct Experts {
+  torch::stable::Tensor const& w13;
+  torch::stable::Tensor const& w2;
+  std::optional<torch::stable::Tensor> const& w13_scale;
+  std::optional<torch::stable::Tensor> const& w2_scale;
+};
+
+/// Checks weights of 3 dimensions against the sizes in `form`, and what `flags` say of them; sets what their scales
+/// say.
+void check_weights(Form& form, Experts const& experts, std::int64_t flags);
+
+/// What `numbers` of a Choice and `flags` say of gate and up.
+grouped_gemm::Gating make_gating(std::array<float, 6> const& numbers,
+                                 std::int64_t intermediate,
+                                 std::int64_t flags);
+
 /// Checks the operands, all sizes, and the shapes of the weights' scales.
 Form check_form(Call const& call);
 

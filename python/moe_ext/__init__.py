@@ -11,6 +11,7 @@ from moe_ext._fused_moe_workspace import fused_moe_workspace_size
 from moe_ext._version import __version__
 from moe_ext.combine_tokens import combine_tokens
 from moe_ext.fused_moe import fused_moe, fused_moe_out
+from moe_ext.fused_moe_masked import fused_moe_masked, fused_moe_masked_out
 from moe_ext.grouped_gemm import grouped_gemm, grouped_gemm_out
 from moe_ext.grouped_gemm_masked import grouped_gemm_masked, grouped_gemm_masked_out
 from moe_ext.quantize import quantize_fp8, quantize_fp8_out
@@ -26,6 +27,8 @@ __all__ = [
     "combine_tokens",
     "explain",
     "fused_moe",
+    "fused_moe_masked",
+    "fused_moe_masked_out",
     "fused_moe_out",
     "fused_moe_workspace_size",
     "grouped_gemm",

@@ -76,8 +76,10 @@ def check_fused_moe(
     `has_memory` is False for meta and fake tensors, whose addresses cannot be checked.
     """
     gated = _check_activation(op, activation, alpha, limit, gate_up_layout)
-    sizes = _check_operands(op, hidden_states, w13, w2, gated)
-    num_tokens, hidden_size, intermediate_size, num_experts = sizes
+    hidden_size, intermediate_size, num_experts = _check_operands(
+        op, hidden_states, w13, w2, gated, ("num_tokens",)
+    )
+    num_tokens = hidden_states.shape[0]
     top_k = _check_routing(op, hidden_states, topk_weights, topk_ids)
     for argument, tensor in (("hidden_states", hidden_states), ("w13", w13), ("w2", w2)):
         _check_rows(op, argument, tensor, has_memory)
@@ -151,9 +153,12 @@ def _check_activation(
 
 
 def _check_operands(
-    op: str, hidden_states: Tensor, w13: Tensor, w2: Tensor, gated: bool
-) -> tuple[int, int, int, int]:
-    """Return num_tokens, hidden_size, intermediate_size and num_experts."""
+    op: str, hidden_states: Tensor, w13: Tensor, w2: Tensor, gated: bool, rows: tuple[str, ...]
+) -> tuple[int, int, int]:
+    """Return hidden_size, intermediate_size and num_experts.
+
+    `rows` names all dimensions of `hidden_states` but the last.
+    """
     if hidden_states.dtype is not _BF16:
         raise ValueError(
             f"{op}: `hidden_states` must be bfloat16, got {name_of(hidden_states.dtype)}"
@@ -167,12 +172,12 @@ def _check_operands(
     for argument, tensor in (("w13", w13), ("w2", w2)):
         if tensor.device != hidden_states.device:
             raise ValueError(device_message(op, argument, tensor, "hidden_states", hidden_states))
-    if hidden_states.dim() != 2:
+    if hidden_states.dim() != len(rows) + 1:
         raise ValueError(
-            f"{op}: `hidden_states` must have shape (num_tokens, hidden), got "
+            f"{op}: `hidden_states` must have shape ({', '.join(rows)}, hidden), got "
             f"{tuple(hidden_states.shape)}"
         )
-    num_tokens, hidden_size = hidden_states.shape
+    hidden_size = hidden_states.shape[-1]
     if w2.dim() != 3 or w2.shape[1] != hidden_size:
         raise ValueError(
             f"{op}: `w2` must have shape (num_experts, hidden, intermediate) = (*, {hidden_size}, "
@@ -198,7 +203,7 @@ def _check_operands(
                 f"{op}: `{argument}` must have a positive {name} size that is a multiple of "
                 f"{_MULTIPLE}, got {size}"
             )
-    return num_tokens, hidden_size, intermediate_size, num_experts
+    return hidden_size, intermediate_size, num_experts
 
 
 def _check_routing(op: str, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> int:

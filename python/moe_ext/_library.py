@@ -38,6 +38,7 @@ class DeviceKernels(NamedTuple):
     fused_moe_launch: Callable[..., Any]
     fused_moe_launch_with: Callable[..., Any]
     fused_moe_configured: Callable[..., Any]
+    fused_moe_masked_configured: Callable[..., Any]
 
 
 def _torch_version() -> tuple[int, int]:

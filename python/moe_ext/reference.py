@@ -5,6 +5,7 @@ Needs PyTorch's default `torch.set_float32_matmul_precision("highest")` to be ex
 
 from __future__ import annotations
 
+from moe_ext._fused_moe_masked_reference import fused_moe_masked_reference
 from moe_ext._fused_moe_reference import fused_moe_reference
 from moe_ext._grouped_gemm_reference import group_rows, grouped_gemm_reference
 from moe_ext._quantize_reference import (
@@ -19,6 +20,7 @@ from moe_ext._tokens_reference import combine_tokens_reference, sort_tokens_refe
 __all__ = [
     "FP8_MAX",
     "combine_tokens_reference",
+    "fused_moe_masked_reference",
     "fused_moe_reference",
     "group_rows",
     "grouped_gemm_reference",
