@@ -243,6 +243,7 @@ Layer check_layer(Call const& call,
   layer.combine.num_rows = slots;
   layer.combine.slot_row = parts.slot_row;
   layer.combine.programmatic = true;
+  layer.combine.only_y_is_new = true;
   for (gemm::Params* const params : {&layer.gate_up.params, &layer.down.params}) {
     params->groups.offs = parts.offs;
   }

@@ -134,7 +134,7 @@ __device__ void store(CombineParams const& params,
 }
 
 /// `kChoices` is top_k or the next number there is a kernel for. Plain loads, not __ldg: the compiler might move that
-/// before the wait.
+/// before a wait.
 template <int kChoices>
 __global__ __launch_bounds__(kThreads) void combine_kernel(
     __grid_constant__ CombineKernelParams const params) {
@@ -150,8 +150,9 @@ __global__ __launch_bounds__(kThreads) void combine_kernel(
   int const top_k = active ? problem.top_k : 0;
   int const* const slot_row = problem.slot_row + token * problem.top_k;
   auto const* const y = static_cast<__nv_bfloat16 const*>(problem.y) + column;
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
+  if (!problem.only_y_is_new) {
+    cudaGridDependencySynchronize();
+  }
   int rows[kChoices];
 #pragma unroll
   for (int j = 0; j < kChoices; ++j) {
@@ -163,6 +164,8 @@ __global__ __launch_bounds__(kThreads) void combine_kernel(
     load_weights(problem, token, weights);
     addend = load_addend(problem, token, column);
   }
+  cudaGridDependencySynchronize();  // returns at once the second time
+  cudaTriggerProgrammaticLaunchCompletion();
   uint4 vectors[kChoices];
 #pragma unroll
   for (int j = 0; j < kChoices; ++j) {

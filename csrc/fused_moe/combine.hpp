@@ -30,6 +30,8 @@ struct CombineParams {
   int hidden_size;
   float routed_scale;
   bool programmatic;  // may begin before the previous kernel has ended, for which it then waits
+  // Of all that is read, y alone may come from the previous kernel: the rest is read while that still runs.
+  bool only_y_is_new;
 };
 
 /// out[t] = routed_scale * sum over j of weights[t][j] * y[slot_row[t * top_k + j]] + addend[t], in fp32 with every

@@ -96,7 +96,8 @@ CombineParams check_combine(Tensor const& out,
                        .top_k = static_cast<int>(top_k),
                        .hidden_size = static_cast<int>(hidden),
                        .routed_scale = static_cast<float>(routed_scale),
-                       .programmatic = false};
+                       .programmatic = false,
+                       .only_y_is_new = false};
   if (topk_weights.has_value()) {
     check_on_device(kOp, "topk_weights", *topk_weights, device, "out");
     check_rank(kOp, "topk_weights", *topk_weights, 2);

@@ -49,6 +49,7 @@ struct GatherParams {
   /// Lets the kernel behind it begin before that wait: for one that reads nothing of the previous kernel's, nor of this
   /// one's, before its own wait.
   bool dependents_first;
+  bool counted_before;  // *num_rows was final before the previous kernel began, so it is read before the wait
 };
 
 /// Rows are quantised bit for bit as quantize_fp8 quantises the gathered rows. Where out is x, without row_slot and

@@ -51,16 +51,22 @@ __device__ inline float weight_at(GatherParams const& problem, int token, int ch
   return __bfloat162float(static_cast<Element const*>(problem.weights)[offset]);
 }
 
-/// Row `index`, which may be past the end.
-__device__ inline Row find_row(RowSource const& source, int index) {
+/// As wait_for_previous_kernel; returns how many rows count, without the latency of asking where it can be asked before.
+__device__ inline int wait_and_count_rows(GatherParams const& problem) {
+  int const before = problem.counted_before ? valid_rows(problem) : 0;
+  wait_for_previous_kernel(problem);
+  return problem.counted_before ? before : valid_rows(problem);
+}
+
+/// Row `index` of `num_rows`, which may be past the end.
+__device__ inline Row find_row(RowSource const& source, int index, int num_rows) {
   GatherParams const& problem = source.problem;
   Row row{.x = nullptr, .weight = 1.0f};
   if (index >= problem.max_rows) {
     return row;
   }
-  // Both loads on their way before either is used.
+  // On its way before the count is looked at.
   int const slot = problem.row_slot == nullptr ? index : problem.row_slot[index];
-  int const num_rows = valid_rows(problem);
   if (index >= num_rows || slot < 0) {
     return row;
   }

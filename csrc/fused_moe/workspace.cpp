@@ -53,7 +53,8 @@ GatherParams make_stage(int const* num_rows, std::int64_t slots, std::int64_t co
           .scale_row_stride = 0,
           .static_scale = nullptr,
           .programmatic = true,
-          .dependents_first = false};
+          .dependents_first = false,
+          .counted_before = false};
 }
 
 }  // namespace
@@ -99,6 +100,7 @@ WorkspaceParts check_workspace(Tensor const& workspace,
   quantize = make_stage(num_rows, slots, intermediate);
   quantize.x = result.intermediate;
   quantize.dependents_first = true;
+  quantize.counted_before = true;
   if (fp8) {
     std::int64_t const stride = layout.quantised_row_bytes;
     std::int64_t const scale_stride = layout.quantised_scale_row_bytes;
