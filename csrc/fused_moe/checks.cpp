@@ -247,6 +247,11 @@ Layer check_layer(Call const& call,
   for (gemm::Params* const params : {&layer.gate_up.params, &layer.down.params}) {
     params->groups.offs = parts.offs;
   }
+  if (gemm::counts_ids(gate_up.config) && slots <= gemm::kMostCountedSlots &&
+      form.num_experts <= gemm::kMostCountedGroups) {
+    first.ids = expert_ids(layer.sort);
+    gather.dependents_first = true;
+  }
   return layer;
 }
 

@@ -43,10 +43,10 @@ __global__ __launch_bounds__(kFewThreads) void sort_few_kernel(
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
   int bins[kItems];
-  load_bins(params, static_cast<int>(threadIdx.x % kWarp), bins);
+  load_bins(params.ids, static_cast<int>(threadIdx.x % kWarp), bins);
   int asked[1] = {question};
   if (slot >= 0) {
-    load_bins(params, slot, asked);
+    load_bins(params.ids, slot, asked);
   }
   Comparison comparisons[kItems];
   compare(bins, asked[0], params.bits, comparisons);

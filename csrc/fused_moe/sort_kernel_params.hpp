@@ -1,8 +1,6 @@
 // What all kernels of the sort take, made once on the host.
 #pragma once
 
-#include <cutlass/fast_math.h>
-
 #include "fused_moe/sort.hpp"
 #include "fused_moe/sort_plan.hpp"
 
@@ -10,7 +8,7 @@ namespace moe_ext::fused_moe {
 
 struct SortKernelParams {
   SortParams problem;
-  cutlass::FastDivmod choices_of_token;
+  ExpertIds ids;
   int num_slots;
   int bins;   // sort_bins(...)
   int bits;   // of a bin's number

@@ -69,6 +69,16 @@ constexpr bool quantises_features(Config const& config) {
          is_block_scaled(config.accumulate) && config.tile_weights == 256;
 }
 
+/// Most groups, and slots, that a kernel counts for itself.
+inline constexpr int kMostCountedGroups = 512;
+inline constexpr int kMostCountedSlots = 1024;
+
+/// Whether a kernel can find the groups' rows from the ids of the slots, sooner than a sort can tell it: one for decode,
+/// which has the shared memory to spare.
+constexpr bool counts_ids(Config const& config) {
+  return config.output == Output::Either && config.tile_tokens <= 32;
+}
+
 /// Bytes of K in one 128-byte swizzle atom: a row of an operand in shared memory.
 inline constexpr int kAtomBytes = 128;
 

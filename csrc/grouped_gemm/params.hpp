@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "common/expert_ids.hpp"
 #include "grouped_gemm/tiling.hpp"
 
 namespace moe_ext::grouped_gemm {
@@ -86,6 +87,9 @@ struct Params {
   void const* a;  // (num_rows, k), K contiguous
   void const* b;  // (num_groups, n, k), K contiguous
   GroupRows groups;
+  /// Of a kernel that counts ids: what `offs` is being made from. They were final before the previous kernel began, as
+  /// `offs` then need not have been.
+  ExpertIds ids = {};
   TokenScales scale_a;
   WeightScales scale_b;
   Bias bias;

@@ -14,8 +14,11 @@ namespace moe_ext::grouped_gemm {
 template <class ConfigTag>
 class TileScheduler {
  public:
-  __device__ TileScheduler(GroupRows const& groups, int weight_tiles, unsigned first_step, unsigned stride)
+  /// `offs`: those of `groups`, or a copy of them.
+  __device__ TileScheduler(
+      GroupRows const& groups, int const* offs, int weight_tiles, unsigned first_step, unsigned stride)
       : groups_(groups),
+        offs_(offs),
         weight_tiles_(weight_tiles),
         step_(first_step),
         stride_(stride),
@@ -70,9 +73,9 @@ class TileScheduler {
 #pragma unroll
     for (int i = 0; i < kGroupsPerLane; ++i) {
       // Past the last group: an empty one.
-      ends_[i] = group + i < groups_.num_groups ? groups_.offs[group + i] : -1;
+      ends_[i] = group + i < groups_.num_groups ? offs_[group + i] : -1;
     }
-    int const before = lane_ == 0 && first_group_ > 0 ? groups_.offs[first_group_ - 1] : 0;
+    int const before = lane_ == 0 && first_group_ > 0 ? offs_[first_group_ - 1] : 0;
     int const neighbour = __shfl_up_sync(kFullWarp, ends_[kGroupsPerLane - 1], 1);
     begin_ = lane_ == 0 ? before : neighbour;
 
@@ -98,6 +101,7 @@ class TileScheduler {
   }
 
   GroupRows const& groups_;
+  int const* offs_;
   int weight_tiles_;
   unsigned step_;  // relative to the current chunk of groups
   unsigned stride_;
