@@ -8,6 +8,8 @@ import torch
 from moe_ext import _fused_moe_masked_run
 from moe_ext._activations import ACTIVATIONS as FORMS
 from moe_ext._activations import gating
+from moe_ext._fused_moe_kernels import choose_kernels
+from moe_ext._fused_moe_masked_checks import check_fused_moe_masked
 from moe_ext._fused_moe_masked_reference import fused_moe_masked_reference
 from support.fused_moe import (
     ACTIVATIONS,
@@ -247,6 +249,19 @@ def kernels(monkeypatch):
     return kernels
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """What kernels were chosen for."""
+    asked = []
+
+    def remember(*key):
+        asked.append(key)
+        return choose_kernels(*key)
+
+    monkeypatch.setattr(_fused_moe_masked_run, "choose_kernels", remember)
+    return asked
+
+
 def on_cuda(layer):
     hidden_states = layer["hidden_states"].as_subclass(OnCuda)
     options = layer | {"hidden_states": hidden_states}
@@ -290,5 +305,42 @@ def test_options_for_the_op_on_cuda(kernels):
 
 
 def test_buffers_without_rows_are_not_launched(kernels):
-    assert on_cuda(masked_layer("block", counts=(0, 0), max_rows=0)).shape == (0, 192)
+    layer = masked_layer("block", counts=(0, 0), max_rows=0)
+    for expected_rows in (None, 0, 5):
+        assert on_cuda(layer | {"expected_rows": expected_rows}).shape == (0, 192)
     assert kernels.calls == []
+
+
+@layouts
+def test_expected_rows_choose_the_kernels_and_nothing_else(kernels, asked, layout):
+    layer = masked_layer(layout)
+    rows = rows_that_count(moe_ext.fused_moe_masked(**layer), layer)
+    chosen_for = {None: MAX_ROWS, 0: 1, 1: 1, 3: 3, MAX_ROWS: MAX_ROWS, 2**63 - 1: MAX_ROWS}
+    for expected_rows in chosen_for:
+        assert_same_bits(on_cuda(layer | {"expected_rows": expected_rows}), rows)
+    full = check_fused_moe_masked("fused_moe_masked", None, **layer)
+    assert full.num_tokens == len(COUNTS) * MAX_ROWS
+    likely = [full._replace(num_tokens=len(COUNTS) * number) for number in chosen_for.values()]
+    assert asked == [(one, "promoted", False, False, 132) for one in likely]
+    for (_, gate_up, down, scratch), key in zip(kernels.calls, asked, strict=True):
+        assert (gate_up.index, down.index) == choose_kernels(*key)
+        for own, first in zip(scratch, kernels.calls[0][3], strict=True):
+            assert (own is None and first is None) or own.shape == first.shape
+
+
+def test_few_rows_get_kernels_of_their_own(kernels):
+    layer = masked_layer("bf16", counts=(1, 2), max_rows=1024)
+    for expected_rows in (None, 1):
+        on_cuda(layer | {"expected_rows": expected_rows})
+    full, few = (gate_up for _, gate_up, _, _ in kernels.calls)
+    assert few.tile_tokens < full.tile_tokens
+
+
+@layouts
+def test_expected_rows_change_nothing_on_the_cpu(layout):
+    layer = masked_layer(layout)
+    expected = rows_that_count(moe_ext.fused_moe_masked(**layer), layer)
+    for expected_rows in (0, 1, 10**6):
+        out = run(layer, expected_rows=expected_rows)
+        assert_rest_untouched(out, layer)
+        assert_same_bits(rows_that_count(out, layer), expected)

@@ -180,6 +180,10 @@ ERRORS = {
         '`accumulate` must be "promoted" (the default) with bfloat16 weights, which always '
         'accumulate in float32, got "fast"',
     ),
+    "expected_rows": (
+        {"expected_rows": value(-1)},
+        "`expected_rows` must not be negative, got -1",
+    ),
 }
 OUT_ERRORS = {
     "out_dtype": (

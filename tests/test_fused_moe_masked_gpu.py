@@ -34,6 +34,7 @@ activations = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 COUNTS = (0, 1, 7, 65, 129, 40, 0, 130, 3, 0)
 MAX_ROWS = 130
+EXPECTED_ROWS = (None, 0, 1, 8, 40, 128, 512, 2**62)
 # Experts' counts, rows of a buffer, hidden and intermediate size.
 SIZES = {
     "one_row": ((1, 0, 1, 1), 1, 512, 256),
@@ -226,6 +227,28 @@ def test_batch_invariant(layout):
 
 
 @layouts
+def test_expected_rows_change_no_result(layout):
+    """Kernels for few rows on full buffers too: the number says nothing of what is there."""
+    for name in ("large_buffers", "hardly_used_buffers", "H_2880_I_1440"):
+        layer = sized(layout, name)
+        layer |= biases(layer)
+        expected = rows_that_count(run(layer, batch_invariant=True), layer)
+        for expected_rows in EXPECTED_ROWS:
+            check(layer, expected_rows=expected_rows)
+            out = run(layer, batch_invariant=True, expected_rows=expected_rows)
+            assert_same_bits(rows_that_count(out, layer), expected)
+
+
+@layouts
+def test_integers_are_exact_whatever_is_expected(layout):
+    layer = integers(layout)
+    expected = rows_that_count(fused_moe_masked_reference(**layer), layer)
+    for expected_rows in EXPECTED_ROWS:
+        out = run(layer, expected_rows=expected_rows)
+        assert_same_bits(rows_that_count(out, layer), expected)
+
+
+@layouts
 def test_a_row_does_not_depend_on_others(layout):
     """One count less and a huge neighbour, with the kernels of the same sizes."""
     layer = medium(layout)
@@ -262,6 +285,9 @@ def test_every_gated_kernel(config, monkeypatch):
     assert_same_bits(run(layer).flatten(0, 1), expected.flatten(0, 1))
 
 
+OF_PYTHON = ("alpha", "limit", "expected_rows")  # the op has numbers and kernels made of them
+
+
 def arguments_of_the_op(layer):
     """Arguments of `fused_moe_masked_configured` up to the scratch, by the Python that calls it."""
     names = [
@@ -269,14 +295,14 @@ def arguments_of_the_op(layer):
         for name, parameter in inspect.signature(moe_ext.fused_moe_masked).parameters.items()
         if name in MASKED_OPERANDS or parameter.default is None
     ]
-    return [layer.get(name) for name in names if name not in ("alpha", "limit")]
+    return [layer.get(name) for name in names if name not in OF_PYTHON]
 
 
 @pytest.mark.parametrize("name", [*ERRORS, *OUT_ERRORS])
 def test_cpp_refuses_what_is_unsafe(name):
     """What Python refuses by tensors alone, the op itself refuses with kernels that would fit."""
     changes = {argument: make("cuda") for argument, make in (ERRORS | OUT_ERRORS)[name][0].items()}
-    if changes.keys() & {"activation", "alpha", "limit", "gate_up_layout", "accumulate"}:
+    if changes.keys() & {"activation", "gate_up_layout", "accumulate", *OF_PYTHON}:
         pytest.skip("of options: Python's to refuse")
     layer = valid_arguments("cuda") | changes
     fp8 = layer["w13"].dtype is torch.float8_e4m3fn

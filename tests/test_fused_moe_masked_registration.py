@@ -54,6 +54,7 @@ def test_opcheck_with_all_arguments(device):
         "limit": 8.0,
         "gate_up_layout": "interleaved",
         "batch_invariant": True,
+        "expected_rows": 2,
     }
     torch.library.opcheck(OP, args, options)
 
@@ -61,7 +62,7 @@ def test_opcheck_with_all_arguments(device):
 def test_opcheck_out(device):
     args, options = split(arguments(device, counts=SOME))
     out = torch.zeros(3, 4, 16, device=device).bfloat16()
-    torch.library.opcheck(OUT_OP, args, options | {"out": out})
+    torch.library.opcheck(OUT_OP, args, options | {"out": out, "expected_rows": 2})
 
 
 def test_the_op_takes_operands_by_name(device):
@@ -156,6 +157,26 @@ def test_compiled_ops_alone(device, backend, dynamic):
     for result in (compiled(out), out):
         assert_same_bits(rows_that_count(result, layer), rows_that_count(expected, layer))
     assert_rest_untouched(out, layer)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_with_expected_rows(device, dynamic):
+    """Of a number, and of one that follows from a size."""
+
+    def half_full(layer, expected_rows):
+        likely = layer["hidden_states"].shape[1] // 2
+        first = moe_ext.fused_moe_masked(**layer, expected_rows=expected_rows)
+        return first, moe_ext.fused_moe_masked(**layer, expected_rows=likely)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(half_full, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for max_rows, expected_rows in ((7, 0), (7, 5), (9, 100)):
+        layer = arguments(device, counts=SOME, max_rows=max_rows)
+        expected = rows_that_count(moe_ext.fused_moe_masked(**layer), layer)
+        for out in compiled(layer, expected_rows):
+            assert_same_bits(rows_that_count(out, layer), expected)
+    with pytest.raises(Exception, match="`expected_rows` must not be negative, got -1"):
+        compiled(layer, -1)
 
 
 def test_export(device):

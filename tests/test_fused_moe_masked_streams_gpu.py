@@ -40,10 +40,13 @@ def expect(out, layer):
 
 
 @layouts
-def test_counts_may_change_between_replays(layout):
+@pytest.mark.parametrize("expected_rows", [None, 0, 8])
+def test_counts_may_change_between_replays(layout, expected_rows):
+    """Also to more rows than were expected when the kernels were chosen."""
     layer = integers(layout)
     out = torch.empty_like(layer["hidden_states"])
-    graph = captured(lambda: moe_ext.fused_moe_masked_out(**layer, out=out))
+    options = {"out": out, "expected_rows": expected_rows}
+    graph = captured(lambda: moe_ext.fused_moe_masked_out(**layer, **options))
     for counts in (
         COUNTS,
         (65, 0, 64, 1, 0, 0, 9, 2),
@@ -165,14 +168,16 @@ def test_does_not_synchronise(layout):
 
 
 @layouts
-def test_memory_beyond_inputs_and_output(layout):
+@pytest.mark.parametrize("expected_rows", [None, 1])
+def test_memory_beyond_inputs_and_output(layout, expected_rows):
     layer = masked_layer(layout, "swiglu", (600, 0, 3, 40), 4000, 1024, 512, "cuda")
     out = torch.empty_like(layer["hidden_states"], memory_format=torch.contiguous_format)
-    moe_ext.fused_moe_masked_out(**layer, out=out)
+    options = {"out": out, "expected_rows": expected_rows}
+    moe_ext.fused_moe_masked_out(**layer, **options)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    moe_ext.fused_moe_masked_out(**layer, out=out)
+    moe_ext.fused_moe_masked_out(**layer, **options)
     used = torch.cuda.max_memory_allocated() - before
     of_a_row = 2 * 512 if layout == "bf16" else 2 * 512 + 1024 + 4 * 8
     assert used <= 4 * 4000 * of_a_row + 4 * 2**20

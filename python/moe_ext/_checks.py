@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from moe_ext._configs import config_index
+from moe_ext._expected_rows import check_expected_rows
 from moe_ext._scales import Sizes, check_scale_layouts
 from moe_ext._words import device_message, name_of
 
@@ -146,8 +147,7 @@ def check_grouped_gemm(
     )
     if bias is not None:
         _check_bias(op, bias, a, num_groups, n)
-    if expected_rows is not None and expected_rows < 0:
-        raise ValueError(f"{op}: `expected_rows` must not be negative, got {expected_rows}")
+    check_expected_rows(op, expected_rows)
     index = None if config is None else config_index(op, config, name, sums)
     if out is not None:
         _check_out(op, out, a, n, has_memory)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from moe_ext._activations import CONCATENATED, resolved
+from moe_ext._expected_rows import check_expected_rows
 from moe_ext._fused_moe_checks import (
     Layer,
     _check_activation,
@@ -43,6 +44,7 @@ def check_fused_moe_masked(
     gate_up_layout: str = CONCATENATED,
     accumulate: str = "promoted",
     batch_invariant: bool = False,  # nothing about it can be wrong
+    expected_rows: int | None = None,
     has_memory: bool = True,
 ) -> Layer:
     """Raise a ValueError for the first argument that breaks the contract.
@@ -77,6 +79,7 @@ def check_fused_moe_masked(
         form = "(num_experts, hidden)"
         _check_like(op, "w2_bias", w2_bias, form, (num_experts, hidden_size), hidden_states)
     check_accumulate(op, accumulate, layouts)
+    check_expected_rows(op, expected_rows)
     if out is not None:
         _check_out(op, out, hidden_states, has_memory)
         _check_gaps(op, "out", out)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moe_ext._activations import CONCATENATED, gating
 from moe_ext._cpu import warn_of_cpu
+from moe_ext._expected_rows import rows_to_choose_for
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_kernels import choose_kernels
 from moe_ext._fused_moe_launch import _flags
@@ -22,7 +23,7 @@ from moe_ext._scales import SCALE_BLOCK
 from moe_ext._words import check_given
 
 _OPERANDS = ("hidden_states", "w13", "w2", "counts")
-_CUDA_ONLY = ("accumulate", "batch_invariant")
+_CUDA_ONLY = ("accumulate", "batch_invariant", "expected_rows")
 
 
 def _scratch(layer: Layer, like: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -63,6 +64,7 @@ def _launch(
     gate_up_layout: str = CONCATENATED,
     accumulate: str = "promoted",
     batch_invariant: bool = False,
+    expected_rows: int | None = None,
 ) -> None:
     """Launch a CUDA call that has passed the checks."""
     kernels = device_kernels(hidden_states.get_device())  # says what is missing even without rows
@@ -70,9 +72,11 @@ def _launch(
         return
     flags = _flags(activation, gate_up_layout, False, accumulate, batch_invariant)
     assert flags is not None  # the checks know the same options
-    # How many rows count is not known here, so kernels are those of full buffers.
+    # How many rows count is not known here. Scratch is for all of them whatever is expected.
+    rows = layer.num_experts * rows_to_choose_for(expected_rows, hidden_states.shape[1])
+    likely = layer._replace(num_tokens=rows)
     chosen = choose_kernels(
-        layer, accumulate, w13_bias is not None, batch_invariant, kernels.sm_count
+        likely, accumulate, w13_bias is not None, batch_invariant, kernels.sm_count
     )
     kernels.fused_moe_masked_configured(
         hidden_states,

@@ -17,6 +17,7 @@ from moe_ext._checks import Checked, check_grouped_gemm
 from moe_ext._configs import config_indices
 from moe_ext._cpu import warn_of_cpu
 from moe_ext._dispatch import select
+from moe_ext._expected_rows import rows_to_choose_for
 from moe_ext._library import device_kernels
 from moe_ext.reference import grouped_gemm_reference
 
@@ -114,8 +115,8 @@ def _launch_checked(
     num_groups, n, _ = b.shape
     index = form.config
     if index is None:
-        if flags & _MASKED and expected_rows is not None:
-            rows[1] = max(1, min(expected_rows, rows[1]))
+        if flags & _MASKED:
+            rows[1] = rows_to_choose_for(expected_rows, rows[1])
         kind = form.dtype, form.accumulate
         index = select(*kind, math.prod(rows), num_groups, n, k, kernels.sm_count)
         flags |= _REMEMBER

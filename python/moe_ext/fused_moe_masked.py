@@ -19,7 +19,7 @@ _OPTIONS = (
     "Tensor? w13_scale=None, Tensor? w2_scale=None, Tensor? a1_scale=None, Tensor? a2_scale=None, "
     "Tensor? w13_bias=None, Tensor? w2_bias=None, str activation='swiglu', float? alpha=None, "
     "float? limit=None, str gate_up_layout='concatenated', str accumulate='promoted', "
-    "bool batch_invariant=False"
+    "bool batch_invariant=False, int? expected_rows=None"
 )
 
 
@@ -41,6 +41,7 @@ def fused_moe_masked(
     gate_up_layout: str = "concatenated",
     accumulate: str = "promoted",
     batch_invariant: bool = False,
+    expected_rows: int | None = None,
 ) -> Tensor:
     """Run each expert of a layer on the first rows of its own buffer; rows stay where they are.
 
@@ -68,8 +69,12 @@ def fused_moe_masked(
         limit: see `fused_moe`.
         gate_up_layout: see `fused_moe`.
         accumulate: see `fused_moe`.
-        batch_invariant: makes the result of a row bitwise independent of max_rows too, at some
-            cost; of the other rows it is in any case. (On the CPU the result need not be.)
+        batch_invariant: makes the result of a row bitwise independent of max_rows and
+            expected_rows too, at some cost; of the other rows it is in any case. (On the CPU the
+            result need not be.)
+        expected_rows: rows of an average expert, for the choice of kernels: the host cannot see
+            `counts`. Any number gives the same result, bit for bit where it gives the same kernels.
+            None is max_rows.
 
     Returns:
         (num_experts, max_rows, hidden), bfloat16, contiguous. Rows from counts[e] on are left
@@ -87,7 +92,6 @@ def fused_moe_masked(
         On CUDA it allocates, beside the output, 2 bytes for each value of the intermediate and, for
         FP8 weights, about 1 for each value of the wider of hidden rows and intermediate, for all
         rows of the buffers.
-        Kernels are chosen for full buffers: the host cannot see `counts`.
         As `fused_moe`: no synchronisation, safe in CUDA graphs (sizes fixed, `counts` and rows may
         change between replays), deterministic, inference only.
 
@@ -116,6 +120,7 @@ def fused_moe_masked(
         gate_up_layout=gate_up_layout,
         accumulate=accumulate,
         batch_invariant=batch_invariant,
+        expected_rows=expected_rows,
     )
     return result
 
@@ -139,6 +144,7 @@ def fused_moe_masked_out(
     gate_up_layout: str = "concatenated",
     accumulate: str = "promoted",
     batch_invariant: bool = False,
+    expected_rows: int | None = None,
 ) -> None:
     """Run each expert of a layer on the first rows of its own buffer, into `out`.
 
@@ -162,6 +168,7 @@ def fused_moe_masked_out(
         gate_up_layout: see `fused_moe_masked`.
         accumulate: see `fused_moe_masked`.
         batch_invariant: see `fused_moe_masked`.
+        expected_rows: see `fused_moe_masked`.
 
     Raises:
         ValueError: an argument differs from the above.
@@ -187,6 +194,7 @@ def fused_moe_masked_out(
         gate_up_layout=gate_up_layout,
         accumulate=accumulate,
         batch_invariant=batch_invariant,
+        expected_rows=expected_rows,
         out=out,
     )
 
