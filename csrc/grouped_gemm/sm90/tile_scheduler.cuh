@@ -68,14 +68,19 @@ class TileScheduler {
  private:
   static constexpr int kGroupsPerLane = 4;
 
+  /// A pointer of its own only where there are two to choose from: it takes registers.
+  __device__ int const* offs() const {
+    return counts_ids(ConfigTag::value) ? offs_ : groups_.offs;
+  }
+
   __device__ void load_chunk() {
     int const group = first_group_ + lane_ * kGroupsPerLane;
 #pragma unroll
     for (int i = 0; i < kGroupsPerLane; ++i) {
       // Past the last group: an empty one.
-      ends_[i] = group + i < groups_.num_groups ? offs_[group + i] : -1;
+      ends_[i] = group + i < groups_.num_groups ? offs()[group + i] : -1;
     }
-    int const before = lane_ == 0 && first_group_ > 0 ? offs_[first_group_ - 1] : 0;
+    int const before = lane_ == 0 && first_group_ > 0 ? offs()[first_group_ - 1] : 0;
     int const neighbour = __shfl_up_sync(kFullWarp, ends_[kGroupsPerLane - 1], 1);
     begin_ = lane_ == 0 ? before : neighbour;
 
