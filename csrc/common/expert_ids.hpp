@@ -9,6 +9,9 @@ namespace moe_ext {
 
 enum class IdType { Int32, Int64 };
 
+/// Most slots that are sorted so: by then every warp reads all ids, which costs more than barriers.
+inline constexpr int kMaxFewSlots = 128;
+
 /// Strides are in elements. Slot t * top_k + j is choice j of token t.
 struct ExpertIds {
   void const* topk_ids = nullptr;  // (num_tokens, top_k), contiguous along top_k; null for no ids
@@ -18,6 +21,7 @@ struct ExpertIds {
   std::int64_t num_global = 0;      // 0 without a map
   std::int64_t first_expert = 0;    // without a map: the id of expert 0, at least 0
   int num_experts = 0;
+  int bits = 0;  // of an expert's number, and of num_experts, which slots without an expert have
   int num_slots = 0;
   cutlass::FastDivmod top_k;
 };

@@ -16,6 +16,7 @@ ExpertIds expert_ids(SortParams const& params) {
           .num_global = params.num_global,
           .first_expert = params.first_expert,
           .num_experts = params.num_experts,
+          .bits = static_cast<int>(std::bit_width(static_cast<unsigned>(params.num_experts))),
           .num_slots = static_cast<int>(params.num_tokens * params.top_k),
           .top_k = cutlass::FastDivmod(params.top_k)};
 }
@@ -44,9 +45,7 @@ void sort_tokens(SortParams const& params, cudaStream_t stream) {
   SortKernelParams const kernel_params{
       .problem = params,
       .ids = expert_ids(params),
-      .num_slots = static_cast<int>(slots),
       .bins = sort_bins(params.num_experts),
-      .bits = static_cast<int>(std::bit_width(static_cast<unsigned>(params.num_experts))),
       .tiles = plan.tiles};
   switch (plan.way) {
     case SortWay::Few:

@@ -9,9 +9,7 @@ namespace moe_ext::fused_moe {
 struct SortKernelParams {
   SortParams problem;
   ExpertIds ids;
-  int num_slots;
   int bins;   // sort_bins(...)
-  int bits;   // of a bin's number
   int tiles;  // CTAs that share the slots
 };
 

@@ -69,12 +69,7 @@ constexpr bool quantises_features(Config const& config) {
          is_block_scaled(config.accumulate) && config.tile_weights == 256;
 }
 
-/// Most groups, and slots, that a kernel counts for itself.
-inline constexpr int kMostCountedGroups = 512;
-inline constexpr int kMostCountedSlots = 1024;
-
-/// Whether a kernel can find the groups' rows from the ids of the slots, sooner than a sort can tell it: one for decode,
-/// which has the shared memory to spare.
+/// Whether a kernel can find the rows of groups from the ids of few slots, sooner than a sort tells it: one for decode.
 constexpr bool counts_ids(Config const& config) {
   return config.output == Output::Either && config.tile_tokens <= 32;
 }

@@ -87,8 +87,8 @@ struct Params {
   void const* a;  // (num_rows, k), K contiguous
   void const* b;  // (num_groups, n, k), K contiguous
   GroupRows groups;
-  /// Of a kernel that counts ids: what `offs` is being made from. They were final before the previous kernel began, as
-  /// `offs` then need not have been.
+  /// Of a kernel that counts ids: those of few slots, which `offs` is being made from. They were final before the
+  /// previous kernel began, as `offs` then need not have been.
   ExpertIds ids = {};
   TokenScales scale_a;
   WeightScales scale_b;

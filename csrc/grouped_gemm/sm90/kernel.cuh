@@ -17,7 +17,6 @@
 
 #include "grouped_gemm/sm90/bias.cuh"
 #include "grouped_gemm/sm90/block_scales.cuh"
-#include "grouped_gemm/sm90/counted_offsets.cuh"
 #include "grouped_gemm/sm90/epilogue_of.cuh"
 #include "grouped_gemm/sm90/mainloop.cuh"
 #include "grouped_gemm/sm90/mainloop_load.cuh"
@@ -69,7 +68,6 @@ struct Kernel {
     Ring<ConfigTag> ring;
     typename EpilogueOf<ConfigTag>::SharedStorage epilogue;
     [[no_unique_address]] SplitStorage split;
-    [[no_unique_address]] typename CountedOffsets<ConfigTag>::SharedStorage counted;
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage);
   static_assert((kSharedBytes + 1024) * kConfig.ctas_per_sm <= 228 * 1024,
@@ -96,7 +94,7 @@ struct Kernel {
     if (warp < 4) {
       cutlass::arch::warpgroup_reg_dealloc<T::kLoadRegisters>();
       if (warp == 0) {
-        load(params, storage, cta_rank);
+        load(params, storage.ring, cta_rank);
       }
       if constexpr (T::kScalesInRing) {
         if (warp == 1) {
@@ -134,14 +132,13 @@ struct Kernel {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
   }
 
-  __device__ static void load(KernelParams const& params, SharedStorage& storage, int cta_rank) {
-    Ring<ConfigTag>& ring = storage.ring;
+  __device__ static void load(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
     bool const leader = threadIdx.x == 0;
     Load const loader{params.maps, ring, first_k_tile(params, cta_rank), params.row_bytes};
     if (!params.offs_ready) {
       cudaGridDependencySynchronize();
     }
-    Scheduler scheduler = make_scheduler(params, offsets(params, storage));
+    Scheduler scheduler = make_scheduler(params);
     Tile tile = scheduler.next();
     State state;
     int k_tile = 0;
@@ -195,10 +192,10 @@ struct Kernel {
   /// The load warp's walk again, for scales: they may come from the previous kernel, so none before it has ended. Where
   /// the first tile can be found before that, it is: the offsets are then at hand when the wait ends.
   __device__ static void load_scales(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
-    if (!params.offs_ready || params.ids.topk_ids != nullptr) {
+    if (!params.offs_ready) {
       cudaGridDependencySynchronize();
     }
-    Scheduler scheduler = make_scheduler(params, params.groups.offs);
+    Scheduler scheduler = make_scheduler(params);
     State state;
     // One call of the scheduler, which is inlined: a kernel of few tokens is fetched faster (docs/notes/cold-code.md).
     while (true) {
@@ -237,20 +234,12 @@ struct Kernel {
     return kConfig.split_k > 1 ? cta_rank * params.k_tiles : 0;
   }
 
-  __device__ static Scheduler make_scheduler(KernelParams const& params, int const* offs) {
-    return Scheduler(
-        params.groups, offs, params.weight_tiles, blockIdx.x / kConfig.split_k, gridDim.x / kConfig.split_k);
-  }
-
-  /// Those of the groups, or where these may not be there yet the same, counted. For the load warp.
-  __device__ static int const* offsets(KernelParams const& params, [[maybe_unused]] SharedStorage& storage) {
-    if constexpr (counts_ids(kConfig)) {
-      if (params.ids.topk_ids != nullptr) {
-        count_ends(params.ids, storage.counted.ends);
-        return storage.counted.ends;
-      }
-    }
-    return params.groups.offs;
+  __device__ static Scheduler make_scheduler(KernelParams const& params) {
+    return Scheduler(params.groups,
+                     params.ids,
+                     params.weight_tiles,
+                     blockIdx.x / kConfig.split_k,
+                     gridDim.x / kConfig.split_k);
   }
 
   __device__ static void multiply(KernelParams const& params, SharedStorage& storage, int cta_rank) {

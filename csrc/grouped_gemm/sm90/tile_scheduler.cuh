@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "common/few_slots.cuh"
 #include "grouped_gemm/params.hpp"
 #include "grouped_gemm/sm90/traits.cuh"
 
@@ -14,11 +15,12 @@ namespace moe_ext::grouped_gemm {
 template <class ConfigTag>
 class TileScheduler {
  public:
-  /// `offs`: those of `groups`, or a copy of them.
+  /// `ids`: of few slots, where the groups' offsets may not be there yet.
   __device__ TileScheduler(
-      GroupRows const& groups, int const* offs, int weight_tiles, unsigned first_step, unsigned stride)
+      GroupRows const& groups, ExpertIds const& ids, int weight_tiles, unsigned first_step, unsigned stride)
       : groups_(groups),
-        offs_(offs),
+        ids_(ids),
+        slots_(ids),
         weight_tiles_(weight_tiles),
         step_(first_step),
         stride_(stride),
@@ -68,19 +70,35 @@ class TileScheduler {
  private:
   static constexpr int kGroupsPerLane = 4;
 
-  /// A pointer of its own only where there are two to choose from: it takes registers.
-  __device__ int const* offs() const {
-    return counts_ids(ConfigTag::value) ? offs_ : groups_.offs;
+  struct NoSlots {
+    __device__ explicit NoSlots(ExpertIds const&) {}
+  };
+  using Slots = std::conditional_t<counts_ids(ConfigTag::value), FewSlots<kMaxFewSlots / kLanes>, NoSlots>;
+
+  /// Of the chunk's groups, from memory or by counting; returns the one before the chunk's first.
+  __device__ int find_ends(int group) {
+    if constexpr (counts_ids(ConfigTag::value)) {
+      if (ids_.topk_ids != nullptr) {
+        int groups[kGroupsPerLane];
+#pragma unroll
+        for (int i = 0; i < kGroupsPerLane; ++i) {
+          groups[i] = min(group + i, groups_.num_groups - 1);
+        }
+        slots_.count(groups, kMaxFewSlots, ends_);
+        return first_group_ > 0 ? slots_.end_of(first_group_ - 1) : 0;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kGroupsPerLane; ++i) {
+      // Past the last group: an empty one.
+      ends_[i] = group + i < groups_.num_groups ? groups_.offs[group + i] : -1;
+    }
+    return lane_ == 0 && first_group_ > 0 ? groups_.offs[first_group_ - 1] : 0;
   }
 
   __device__ void load_chunk() {
     int const group = first_group_ + lane_ * kGroupsPerLane;
-#pragma unroll
-    for (int i = 0; i < kGroupsPerLane; ++i) {
-      // Past the last group: an empty one.
-      ends_[i] = group + i < groups_.num_groups ? offs()[group + i] : -1;
-    }
-    int const before = lane_ == 0 && first_group_ > 0 ? offs()[first_group_ - 1] : 0;
+    int const before = find_ends(group);
     int const neighbour = __shfl_up_sync(kFullWarp, ends_[kGroupsPerLane - 1], 1);
     begin_ = lane_ == 0 ? before : neighbour;
 
@@ -106,7 +124,8 @@ class TileScheduler {
   }
 
   GroupRows const& groups_;
-  int const* offs_;
+  ExpertIds const& ids_;
+  [[no_unique_address]] Slots slots_;
   int weight_tiles_;
   unsigned step_;  // relative to the current chunk of groups
   unsigned stride_;
