@@ -11,7 +11,7 @@ import types
 import moe_ext
 import pytest
 import torch
-from moe_ext import _preload
+from moe_ext import _library
 
 MAX_MILLISECONDS = 300
 MAX_BYTES = 64 * 2**20
@@ -35,8 +35,8 @@ def one_gpu(monkeypatch):
         return 170
 
     kernels = types.SimpleNamespace(preload_kernels=load_all)
-    monkeypatch.setattr(_preload, "load", lambda: None)
-    monkeypatch.setattr(_preload, "device_kernels", lambda index: kernels)
+    monkeypatch.setattr(_library, "load", lambda: None)
+    monkeypatch.setattr(_library, "device_kernels", lambda index: kernels)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)

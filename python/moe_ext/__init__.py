@@ -9,6 +9,7 @@ from moe_ext._configs import GroupedGemmConfig, all_configs
 from moe_ext._explain import Explanation, explain
 from moe_ext._fused_moe_workspace import fused_moe_workspace_size
 from moe_ext._preload import PreloadReport, preload
+from moe_ext._supports import Support, supports
 from moe_ext._version import __version__
 from moe_ext.combine_tokens import combine_tokens
 from moe_ext.fused_moe import fused_moe, fused_moe_out
@@ -24,6 +25,7 @@ __all__ = [
     "Explanation",
     "GroupedGemmConfig",
     "PreloadReport",
+    "Support",
     "__version__",
     "build_info",
     "combine_tokens",
@@ -46,6 +48,7 @@ __all__ = [
     "reference",
     "scales_to_float32",
     "sort_tokens",
+    "supports",
     "topk_routing",
     "topk_routing_out",
 ]

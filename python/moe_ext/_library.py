@@ -133,6 +133,22 @@ def device_kernels(device_index: int) -> DeviceKernels:
     return DeviceKernels(sm_count=properties.multi_processor_count, **ops)
 
 
+def cuda_device(op: str, device: torch.device | str | int | None) -> tuple[int, DeviceKernels]:
+    """Check the device that a user of `op` names, None for the current one.
+
+    Returns:
+        Its index, and what a call on it needs.
+    """
+    if device is None:
+        device = "cuda"
+    target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if target.type != "cuda":
+        raise ValueError(f"{op}: `device` must be a CUDA device, got {target}")
+    load()  # says what is missing where there is no CUDA to ask for its current device
+    index = torch.cuda.current_device() if target.index is None else target.index
+    return index, device_kernels(index)
+
+
 def _op(name: str) -> Callable[..., Any]:
     packet = getattr(torch.ops.moe_ext, name, None)
     if packet is None:

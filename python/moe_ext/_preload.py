@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from moe_ext._library import device_kernels, load
+from moe_ext._library import cuda_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +61,7 @@ def preload(device: torch.device | str | int | None = None) -> PreloadReport:
         >>> if torch.cuda.is_available():
         ...     print(moe_ext.preload())
     """
-    if device is None:
-        device = "cuda"
-    target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if target.type != "cuda":
-        raise ValueError(f"preload: `device` must be a CUDA device, got {target}")
-    load()  # says what is missing where there is no CUDA to ask for its current device
-    index = torch.cuda.current_device() if target.index is None else target.index
-    kernels = device_kernels(index)
+    index, kernels = cuda_device("preload", device)
     with torch.cuda.device(index):
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
