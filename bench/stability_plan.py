@@ -83,8 +83,8 @@ def tail_of(values: Sequence[float]) -> Tail:
 def token_counts(setting: Setting) -> list[int]:
     """Return the tokens of every call: all the same, or all different.
 
-    Different ones are drawn from 1 to `max_tokens` with a chance of 1 / T, as many from each
-    doubling as there are, in random order.
+    Different ones are drawn from 1 to `max_tokens` with a chance of 1 / T, which makes doublings
+    equally likely until the counts of one are used up, and come in random order.
     """
     if setting.same_tokens is not None:
         return [setting.same_tokens] * setting.num_calls
