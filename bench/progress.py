@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -96,9 +98,31 @@ class Progress:
             print(line, flush=True)
 
 
-def _rich_bar() -> Bar | None:
+@contextmanager
+def counted(total: int, label: str, every: int = 50) -> Iterator[Callable[[], None]]:
+    """Give a function that counts one step: a bar, drawn at every so many steps and by no thread of
+    its own, which would get into the times of what is counted."""
+    bar = _rich_bar(auto_refresh=False) if sys.stdout.isatty() else None
+    if bar is None:
+        yield lambda: None
+        return
+    task = bar.add_task(label, total=total)
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if done % every == 0:
+            bar.update(task, completed=done)
+            bar.refresh()
+
+    with bar:
+        yield step
+
+
+def _rich_bar(*, auto_refresh: bool = True) -> Bar | None:
     try:
         from rich.progress import Progress as RichProgress
     except ImportError:
         return None
-    return RichProgress(transient=True)
+    return RichProgress(transient=True, auto_refresh=auto_refresh)

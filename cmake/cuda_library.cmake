@@ -63,4 +63,6 @@ if(NOT CMAKE_BUILD_TYPE STREQUAL Debug)
 endif()
 # The static CUDA runtime must not offer its symbols to, or take them from, another copy in the process.
 target_link_options(moe_ext_cuda PRIVATE -Wl,--exclude-libs,ALL)
+# What nvcc's objects register with the CUDA runtime passes through csrc/preload.cpp.
+target_link_options(moe_ext_cuda PRIVATE -Wl,--wrap=__cudaRegisterFunction)
 install(TARGETS moe_ext_cuda LIBRARY DESTINATION moe_ext)

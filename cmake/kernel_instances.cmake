@@ -26,6 +26,7 @@ foreach(row IN LISTS rows)
     APPEND instances_${file}
     "template void moe_ext::grouped_gemm::launch<moe_ext::grouped_gemm::configs::${id}>(\n"
     "    moe_ext::grouped_gemm::Params const&, cudaStream_t);\n"
+    "template void moe_ext::grouped_gemm::prepare<moe_ext::grouped_gemm::configs::${id}>(int);\n"
   )
 endforeach()
 list(REMOVE_DUPLICATES files)

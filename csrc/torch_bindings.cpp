@@ -13,6 +13,7 @@
 #include "fused_moe/sort_op.hpp"
 #include "grouped_gemm/config_list.hpp"
 #include "grouped_gemm/op.hpp"
+#include "preload.hpp"
 #include "quantize/op.hpp"
 #include "routing/op.hpp"
 
@@ -124,6 +125,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
       "int w13_config, int w2_config, float[] gating) -> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
+  // Loads every kernel into the device's context; how many there are
+  m.def("preload_kernels(int device) -> int");
   // Lines of key=value
   m.def("build_info() -> str");
 }
@@ -150,5 +153,6 @@ STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
 STABLE_TORCH_LIBRARY_IMPL(moe_ext, CompositeExplicitAutograd, m) {
   m.impl("grouped_gemm_configs", moe_ext::CheckedBox<&moe_ext::grouped_gemm::configs_csv>::value);
   m.impl("sort_tokens_scratch", moe_ext::CheckedBox<&moe_ext::fused_moe::sort_tokens_scratch>::value);
+  m.impl("preload_kernels", moe_ext::CheckedBox<&moe_ext::preload_kernels>::value);
   m.impl("build_info", moe_ext::CheckedBox<&moe_ext::build_info>::value);
 }

@@ -68,7 +68,7 @@ def test_it_is_frozen_and_prints_every_line():
         ({"dtype": torch.float16}, "`dtype` must be bfloat16"),
         ({"dtype": "int8"}, "`dtype` must be bfloat16"),
         ({"accumulate": "fast"}, '`accumulate` must be "promoted", or "fast" for fp8'),
-        ({"num_rows": -1}, "`num_rows` must be a whole number from 0 to 2147482624, got -1"),
+        ({"num_rows": -1}, "`num_rows` must be a whole number from 0 to 2147482623, got -1"),
         ({"num_groups": 0}, "`num_groups` must be a whole number from 1 to 4096, got 0"),
         ({"offs": [1, 2]}, "`offs` must have 3 entries, got 2"),
         ({"offs": [3, 2, 6]}, "`offs` must not decrease"),

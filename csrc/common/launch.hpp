@@ -53,21 +53,16 @@ void enqueue_kernel(void (*kernel)(KernelParams),
 /// costs each launch half a microsecond; atomic, because it is only ever set, to what is true by then.
 using AllowedDevices = std::atomic<std::uint64_t>;
 
-/// `kernel` always comes with the same `shape.shared_bytes` and the same `allowed`.
+/// For launches by `enqueue_kernel`. `kernel` always comes with the same `bytes` and `allowed`; `device` is the current
+/// one.
 template <class KernelParams>
-void launch_kernel(void (*kernel)(KernelParams),
-                   LaunchShape const& shape,
-                   int device,
-                   AllowedDevices& allowed,
-                   cudaStream_t stream,
-                   KernelParams const& params) {
+void allow_shared_memory_once(void (*kernel)(KernelParams), int bytes, int device, AllowedDevices& allowed) {
   // Devices past the last bit have none and are told each time.
   std::uint64_t const bit = device < 64 ? std::uint64_t{1} << device : 0;
   if ((allowed.load(std::memory_order_acquire) & bit) == 0) [[unlikely]] {
-    allow_shared_memory(reinterpret_cast<void const*>(kernel), shape.shared_bytes);
+    allow_shared_memory(reinterpret_cast<void const*>(kernel), bytes);
     allowed.fetch_or(bit, std::memory_order_release);
   }
-  enqueue_kernel(kernel, shape, stream, params);
 }
 
 /// For a kernel whose shared memory depends on the problem and is seldom more than every kernel has.

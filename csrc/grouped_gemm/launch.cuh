@@ -96,6 +96,12 @@ KernelParams make_kernel_params(Params const& params) {
 }
 
 template <class ConfigTag>
+void prepare(int device) {
+  static AllowedDevices allowed{0};
+  allow_shared_memory_once(&grouped_gemm_kernel<ConfigTag>, Kernel<ConfigTag>::kSharedBytes, device, allowed);
+}
+
+template <class ConfigTag>
 void launch(Params const& params, cudaStream_t stream) {
   using T = Traits<ConfigTag>;
   constexpr Config kConfig = T::kConfig;
@@ -106,13 +112,8 @@ void launch(Params const& params, cudaStream_t stream) {
                           .cluster = static_cast<unsigned>(kConfig.split_k),
                           .shared_bytes = Kernel<ConfigTag>::kSharedBytes,
                           .programmatic = params.offs_ready};
-  static AllowedDevices allowed{0};
-  launch_kernel(&grouped_gemm_kernel<ConfigTag>,
-                shape,
-                params.device,
-                allowed,
-                stream,
-                make_kernel_params<ConfigTag>(params));
+  prepare<ConfigTag>(params.device);
+  enqueue_kernel(&grouped_gemm_kernel<ConfigTag>, shape, stream, make_kernel_params<ConfigTag>(params));
 }
 
 }  // namespace moe_ext::grouped_gemm

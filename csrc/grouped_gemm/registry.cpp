@@ -1,4 +1,4 @@
-// Config index -> launch function; a row without its instance is a link error.
+// Config index -> launch and prepare functions; a row without its instance is a link error.
 #include "grouped_gemm/registry.hpp"
 
 #include "grouped_gemm/config_list.hpp"
@@ -7,7 +7,7 @@ namespace moe_ext::grouped_gemm {
 
 std::vector<RegisteredKernel> const& registered_kernels() {
   static std::vector<RegisteredKernel> const kernels = {
-#define MOE_EXT_CONFIG(id_, ...) {configs::id_::value, &launch<configs::id_>},
+#define MOE_EXT_CONFIG(id_, ...) {configs::id_::value, &launch<configs::id_>, &prepare<configs::id_>},
 #include "grouped_gemm/configs.def"
 #undef MOE_EXT_CONFIG
   };

@@ -9,10 +9,12 @@
 namespace moe_ext::grouped_gemm {
 
 using LaunchFunction = void (*)(Params const&, cudaStream_t);
+using PrepareFunction = void (*)(int device);
 
 struct RegisteredKernel {
   Config config;
   LaunchFunction launch;
+  PrepareFunction prepare;
 };
 
 std::vector<RegisteredKernel> const& registered_kernels();

@@ -8,6 +8,8 @@ from moe_ext import _library, nn, reference
 from moe_ext._configs import GroupedGemmConfig, all_configs
 from moe_ext._explain import Explanation, explain
 from moe_ext._fused_moe_workspace import fused_moe_workspace_size
+from moe_ext._preload import PreloadReport, preload
+from moe_ext._supports import Support, supports
 from moe_ext._version import __version__
 from moe_ext.combine_tokens import combine_tokens
 from moe_ext.fused_moe import fused_moe, fused_moe_out
@@ -22,6 +24,8 @@ from moe_ext.sort_tokens import sort_tokens
 __all__ = [
     "Explanation",
     "GroupedGemmConfig",
+    "PreloadReport",
+    "Support",
     "__version__",
     "build_info",
     "combine_tokens",
@@ -38,11 +42,13 @@ __all__ = [
     "kernels",
     "nn",
     "pad_rows",
+    "preload",
     "quantize_fp8",
     "quantize_fp8_out",
     "reference",
     "scales_to_float32",
     "sort_tokens",
+    "supports",
     "topk_routing",
     "topk_routing_out",
 ]

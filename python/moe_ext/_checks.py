@@ -18,6 +18,9 @@ from moe_ext._scales import Sizes, check_scale_layouts
 from moe_ext._words import device_message, name_of
 
 MAX_GROUPS = 4096
+# The device counts rows, columns and tiles in 32 bits, with room for one tile past the end
+# (csrc/grouped_gemm/checks.cpp).
+MAX_SIZE = 2**31 - 1 - 1024
 _ALIGNMENT_BYTES = 16
 _BF16 = torch.bfloat16
 _FP8 = torch.float8_e4m3fn

@@ -8,13 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
-from moe_ext._checks import MAX_GROUPS
+from moe_ext._checks import MAX_GROUPS, MAX_SIZE
 from moe_ext._configs import planner
 from moe_ext._dispatch import ITEM_BYTES, Problem, choose, floor_us, predict_us
 from moe_ext._scales import SCALE_BLOCK, block_kind
 
-# The device counts rows, columns and tiles in 32 bits, with room for one tile past the end.
-_MOST = 2**31 - 1024
 _DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
 
 
@@ -175,15 +173,15 @@ def explain(
             f"explain: `scale_b_offset` must be (n0, k0), each 0 to {SCALE_BLOCK - 1} with "
             f"`block_scales` and 0 without, got {offset}"
         )
-    num_rows = _whole("num_rows", num_rows, 0, _MOST)
+    num_rows = _whole("num_rows", num_rows, 0, MAX_SIZE)
     num_groups = _whole("num_groups", num_groups, 1, MAX_GROUPS)
-    n, k = _whole("n", n, 0, _MOST), _whole("k", k, 0, _MOST)
+    n, k = _whole("n", n, 0, MAX_SIZE), _whole("k", k, 0, MAX_SIZE)
     sm_count = _whole("sm_count", sm_count, 1, 1024)
     if offs is None:
         ends = _even_offs(num_rows, num_groups)
     else:
         ends = [
-            _whole(f"offs[{i}]", end, 0, _MOST) for i, end in enumerate(_sequence("offs", offs))
+            _whole(f"offs[{i}]", end, 0, MAX_SIZE) for i, end in enumerate(_sequence("offs", offs))
         ]
     if len(ends) != num_groups:
         raise ValueError(f"explain: `offs` must have {num_groups} entries, got {len(ends)}")

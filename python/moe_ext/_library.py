@@ -39,6 +39,7 @@ class DeviceKernels(NamedTuple):
     fused_moe_launch_with: Callable[..., Any]
     fused_moe_configured: Callable[..., Any]
     fused_moe_masked_configured: Callable[..., Any]
+    preload_kernels: Callable[..., int]
 
 
 def _torch_version() -> tuple[int, int]:
@@ -130,6 +131,22 @@ def device_kernels(device_index: int) -> DeviceKernels:
         )
     ops = {name: _op(name) for name in DeviceKernels._fields if name != "sm_count"}
     return DeviceKernels(sm_count=properties.multi_processor_count, **ops)
+
+
+def cuda_device(op: str, device: torch.device | str | int | None) -> tuple[int, DeviceKernels]:
+    """Check the device that a user of `op` names, None for the current one.
+
+    Returns:
+        Its index, and what a call on it needs.
+    """
+    if device is None:
+        device = "cuda"
+    target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if target.type != "cuda":
+        raise ValueError(f"{op}: `device` must be a CUDA device, got {target}")
+    load()  # says what is missing where there is no CUDA to ask for its current device
+    index = torch.cuda.current_device() if target.index is None else target.index
+    return index, device_kernels(index)
 
 
 def _op(name: str) -> Callable[..., Any]:

@@ -1,0 +1,76 @@
+"""`moe_ext.preload`: every kernel's code onto a GPU before anything is in a hurry."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import torch
+
+from moe_ext._library import cuda_device
+
+
+@dataclasses.dataclass(frozen=True)
+class PreloadReport:
+    """What one call of `preload` did; `print` it, or read the fields.
+
+    Attributes:
+        device: "cuda:0", ...
+        num_kernels: kernels of the library, all of which are loaded now.
+        milliseconds: how long loading took; next to nothing where all were loaded before.
+        device_bytes: by how much less memory of the GPU is free than before, whoever took it.
+    """
+
+    device: str
+    num_kernels: int
+    milliseconds: float
+    device_bytes: int
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        return (
+            f"{self.num_kernels} kernels on {self.device} in {self.milliseconds:.1f} ms, "
+            f"{self.device_bytes / 2**20:.1f} MiB of device memory"
+        )
+
+
+def preload(device: torch.device | str | int | None = None) -> PreloadReport:
+    """Load every kernel of the library onto a GPU, so that no later call has to.
+
+    CUDA loads the code of a kernel at its first launch, which then takes milliseconds longer.
+    Every thread and stream of the process shares what is loaded: once for each GPU is enough.
+
+    Args:
+        device: a CUDA device or its index. None is the current one.
+
+    Returns:
+        A `PreloadReport`. Opening the library and starting CUDA, where this call is the first to
+        do so, are not in its time, and CUDA's own memory not in its bytes.
+
+    Raises:
+        ValueError: `device` is not a CUDA device.
+        RuntimeError: the kernels cannot run here, as the ops say it; or the current stream is
+            capturing a CUDA graph.
+
+    Notes:
+        Launches nothing, waits for no kernel, allocates nothing through PyTorch. To be called
+        before a capture, which also keeps captures short.
+
+    Example:
+        >>> import moe_ext, torch
+        >>> if torch.cuda.is_available():
+        ...     print(moe_ext.preload())
+    """
+    index, kernels = cuda_device("preload", device)
+    with torch.cuda.device(index):
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "preload: must be called before the capture of a CUDA graph, got a current stream "
+                f"of cuda:{index} that is capturing"
+            )
+        free_before, _ = torch.cuda.mem_get_info()  # makes the context where there is none
+        start = time.perf_counter()
+        num_kernels = kernels.preload_kernels(index)
+        milliseconds = 1e3 * (time.perf_counter() - start)
+        free_after, _ = torch.cuda.mem_get_info()
+    return PreloadReport(f"cuda:{index}", num_kernels, milliseconds, free_before - free_after)

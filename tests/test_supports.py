@@ -1,0 +1,156 @@
+"""`supports` says what the op would say: its own message, or that the problem runs."""
+
+from __future__ import annotations
+
+import moe_ext
+import pytest
+import torch
+from moe_ext import _configs, _dispatch, _library, _supports
+
+GEMM = {"dtype": "bf16", "num_rows": 48, "num_groups": 4, "n": 256, "k": 512}
+MASKED = {"dtype": "fp8", "max_rows": 16, "num_groups": 4, "n": 256, "k": 512}
+SIZES = {"hidden_size": 256, "intermediate_size": 128, "num_experts": 8}
+LAYER = {"dtype": "fp8", "num_tokens": 16, "top_k": 2, **SIZES}
+BUFFERS = {"dtype": "fp8", "max_rows": 16, **SIZES}
+BLOCK = {"w13_scale": "block", "w2_scale": "block"}
+ROUTING = {"num_tokens": 16, "num_experts": 8, "top_k": 2}
+
+
+def on_cpu(op, **problem):
+    return moe_ext.supports(op, device="cpu", **problem)
+
+
+@pytest.mark.parametrize(
+    ("op", "problem"),
+    [
+        ("grouped_gemm", GEMM),
+        ("grouped_gemm", GEMM | {"dtype": torch.float8_e4m3fn}),
+        ("grouped_gemm", GEMM | {"dtype": "fp8", "scale_a": "block", "scale_b": "block"}),
+        ("grouped_gemm", GEMM | {"dtype": "fp8", "scale_a": (48, 4), "scale_b": (4, 2, 4)}),
+        ("grouped_gemm", GEMM | {"bias": True, "out_dtype": torch.float32, "offs_ready": True}),
+        (
+            "grouped_gemm",
+            GEMM
+            | {"dtype": "fp8", "scale_b": "block", "scale_b_offset": (32, 64), "n_segments": 2},
+        ),
+        ("grouped_gemm_masked", MASKED | {"scale_a": "channel", "expected_rows": 3}),
+        ("fused_moe", LAYER | BLOCK),
+        ("fused_moe", LAYER | {"dtype": "bf16", "addend": True, "w13_bias": True}),
+        ("fused_moe", LAYER | {"w13_scale": (8, 2, 1, 2), "w2_scale": "tensor", "a2_scale": True}),
+        ("fused_moe", LAYER | {"dtype": "bf16", "activation": "relu2", "batch_invariant": True}),
+        ("fused_moe_masked", BUFFERS | BLOCK),
+        ("quantize_fp8", {"dtype": "fp16", "shape": (3, 200), "granularity": "1x128"}),
+        ("topk_routing", ROUTING | {"scoring": "sigmoid", "correction_bias": True}),
+        ("sort_tokens", ROUTING | {"dtype": torch.int64}),
+        ("combine_tokens", {"num_tokens": 16, "top_k": 2, "hidden_size": 64, "addend": True}),
+    ],
+)
+def test_what_runs(op, problem):
+    support = on_cpu(op, **problem)
+    assert support, support.reason
+    assert str(support) == "supported"
+
+
+@pytest.mark.parametrize(
+    ("op", "problem", "reason"),
+    [
+        ("grouped_gemm", GEMM | {"dtype": torch.float16}, "grouped_gemm: `a` must be bfloat16 or"),
+        ("grouped_gemm", GEMM | {"dtype": "mxfp4"}, "supports: `dtype` must be torch's or one of"),
+        ("grouped_gemm", GEMM | {"n": 100}, "grouped_gemm: `b` must have n a multiple of 8"),
+        ("grouped_gemm", GEMM | {"k": 12}, "grouped_gemm: `a` must have a contiguous last"),
+        ("grouped_gemm", GEMM | {"num_groups": 5000}, "grouped_gemm: `b` must have 1 to 4096"),
+        ("grouped_gemm", GEMM | {"num_rows": 2**31}, "grouped_gemm: `a` must have at most 21474"),
+        ("grouped_gemm", GEMM | {"n": 2**31}, "grouped_gemm: n must be at most 2147482623, got"),
+        ("grouped_gemm", GEMM | {"num_rows": -1}, "supports: sizes must not be negative"),
+        ("grouped_gemm", GEMM | {"scale_b": "block"}, "grouped_gemm: `scale_b` must be None"),
+        ("grouped_gemm", GEMM | {"scale_b": "row"}, "supports: a scale must be None, a shape or"),
+        ("grouped_gemm", GEMM | {"n_segments": 0}, "grouped_gemm: `n_segments` must be 1, or 2"),
+        ("grouped_gemm", GEMM | {"scale_b_offset": (1,)}, "grouped_gemm: `scale_b_offset` must"),
+        ("grouped_gemm", GEMM | {"config": "none"}, "grouped_gemm: `config` must be one of"),
+        ("grouped_gemm_masked", MASKED | {"accumulate": "slow"}, "grouped_gemm_masked: `accumul"),
+        ("fused_moe", LAYER, "fused_moe: `w13_scale` must be given for float8_e4m3fn weights"),
+        ("fused_moe", LAYER | BLOCK | {"top_k": 33}, "fused_moe: `topk_ids` must have 1 to 32"),
+        ("fused_moe", LAYER | BLOCK | {"activation": "tanh"}, "fused_moe: `activation` must be"),
+        ("fused_moe", LAYER | BLOCK | {"a1_scale": True}, "fused_moe: `a1_scale` must be None"),
+        ("fused_moe_masked", BUFFERS | BLOCK | {"hidden_size": 100}, "fused_moe_masked: `hidden_"),
+        (
+            "quantize_fp8",
+            {"dtype": "bf16", "shape": (3,), "granularity": "row"},
+            "quantize_fp8: `x` must have shape",
+        ),
+        ("topk_routing", ROUTING | {"top_k": 9}, "topk_routing: `top_k` must be at most the 8"),
+        ("sort_tokens", ROUTING | {"num_experts": 0}, "sort_tokens: `num_experts` must be in"),
+        (
+            "combine_tokens",
+            {"num_tokens": 16, "top_k": 2, "hidden_size": 12},
+            "combine_tokens: `y` must have shape",
+        ),
+    ],
+)
+def test_what_does_not_run(op, problem, reason):
+    support = on_cpu(op, **problem)
+    assert not support
+    assert support.reason.startswith(reason)
+    assert str(support) == f"not supported: {support.reason}"
+
+
+def test_the_reason_is_what_the_op_raises():
+    a, b = torch.ones(4, 64).bfloat16(), torch.ones(2, 12, 64).bfloat16()
+    with pytest.raises(ValueError, match=r"multiple of 8") as raised:
+        moe_ext.grouped_gemm(a, b, torch.tensor([1, 4], dtype=torch.int32))
+    problem = {"dtype": "bf16", "num_rows": 4, "num_groups": 2, "n": 12, "k": 64}
+    assert on_cpu("grouped_gemm", **problem).reason == str(raised.value)
+
+
+def test_every_registered_op_can_be_asked_about():
+    functions = {
+        name
+        for name in moe_ext.__all__
+        if hasattr(torch.ops.moe_ext, name) and not name.endswith("_out")
+    } - {"build_info"}
+    assert functions == set(_supports.CHECKS)
+
+
+def test_a_build_without_a_kernel(monkeypatch):
+    others = tuple(config for config in moe_ext.kernels() if config.dtype != "bf16")
+    monkeypatch.setattr(_configs, "all_configs", lambda: others)
+    _dispatch._candidates.cache_clear()
+    try:
+        assert "a kernel for bf16 operands" in on_cpu("grouped_gemm", **GEMM).reason
+    finally:
+        _dispatch._candidates.cache_clear()
+
+
+def test_another_device_is_refused_in_the_library_s_words(monkeypatch):
+    def refuse(index):
+        raise RuntimeError(f"moe_ext: the GPU must be of compute capability 9.0, got {index}")
+
+    monkeypatch.setattr(_library, "load", lambda: None)
+    monkeypatch.setattr(_library, "device_kernels", refuse)
+    reason = moe_ext.supports(device=3, **GEMM).reason
+    assert reason == "moe_ext: the GPU must be of compute capability 9.0, got 3"
+    assert (
+        "`device` must be a CUDA device, got meta" in moe_ext.supports(device="meta", **GEMM).reason
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says so only where there is no GPU")
+def test_without_a_gpu_nothing_but_the_reference_runs():
+    assert moe_ext.supports(**GEMM).reason.startswith("moe_ext: ")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    assert moe_ext.supports(**GEMM)
+    assert moe_ext.supports("fused_moe", **LAYER, **BLOCK)
+
+
+def test_what_is_no_question_raises():
+    with pytest.raises(ValueError, match=r"`op` must be one of grouped_gemm, .*, got 'matmul'"):
+        moe_ext.supports("matmul")
+    with pytest.raises(TypeError, match=r"num_rows"):
+        moe_ext.supports(dtype="bf16", num_groups=4, n=8, k=8)
+    with pytest.raises(TypeError, match=r"colour"):
+        moe_ext.supports(**GEMM, colour="blue")
+    with pytest.raises(TypeError, match=r"sizes must be whole numbers, got \(4.5, 512\)"):
+        on_cpu("grouped_gemm", **GEMM | {"num_rows": 4.5})
