@@ -294,6 +294,18 @@ def test_batch_invariant(layout):
         assert_same_bits(moe_ext.fused_moe(**own, batch_invariant=True), whole[part])
 
 
+def test_batch_invariant_and_fast():
+    """Which kernels the second GEMM has "fast" ones of depends on the number of rows."""
+    options = {"batch_invariant": True, "accumulate": "fast"}
+    layer = random_layer("channel", "swiglu", Sizes(640, 10, 4, 512, 256), "cuda")
+    whole = moe_ext.fused_moe(**layer, **options)
+    for tokens in (1, 20, 160):
+        own = layer | {
+            name: layer[name][:tokens] for name in ("hidden_states", "topk_weights", "topk_ids")
+        }
+        assert_same_bits(moe_ext.fused_moe(**own, **options), whole[:tokens])
+
+
 @layouts
 def test_the_same_bits_every_time(layout):
     layer = random_layer(layout, "swiglu", SIZES["many_tokens"], "cuda")

@@ -19,8 +19,8 @@ enum class GatherFormat : std::int64_t {
 
 /// Of few slots, up to kMaxFewSlots: gathering by token sorts them itself, so that no kernel for that goes before it.
 struct FewSlotsSort {
-  ExpertIds ids;  // topk_ids null: slot_row is there already
-  int* offs = nullptr;      // as SortParams has them
+  ExpertIds ids;        // topk_ids null: slot_row is there already
+  int* offs = nullptr;  // as SortParams has them
   int* row_slot = nullptr;
   int* slot_row = nullptr;
 };

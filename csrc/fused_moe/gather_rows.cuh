@@ -51,7 +51,7 @@ __device__ inline float weight_at(GatherParams const& problem, int token, int ch
   return __bfloat162float(static_cast<Element const*>(problem.weights)[offset]);
 }
 
-/// As wait_for_previous_kernel; returns how many rows count, without the latency of asking where it can be asked before.
+/// As wait_for_previous_kernel; returns how many rows count, which where it may be asked before the wait takes no time.
 __device__ inline int wait_and_count_rows(GatherParams const& problem) {
   int const before = problem.counted_before ? valid_rows(problem) : 0;
   wait_for_previous_kernel(problem);

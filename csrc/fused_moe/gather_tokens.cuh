@@ -33,8 +33,8 @@ inline TokenSource make_token_source(GatherParams const& params, std::int64_t un
   return {.problem = params,
           .shares = cutlass::FastDivmod(static_cast<int>(ceil_div(params.top_k, slots))),
           .slots_per_share = slots,
-          .loads_early = params.sort.ids.topk_ids != nullptr ||
-                         params.num_tokens * params.hidden_size <= kEarlyValues};
+          .loads_early =
+              params.sort.ids.topk_ids != nullptr || params.num_tokens * params.hidden_size <= kEarlyValues};
 }
 
 /// As the device counts them in 32 bits, with room for what is counted past the end.

@@ -13,7 +13,8 @@ namespace {
 
 constexpr char const* kOp = "fused_moe";
 
-/// How a kernel sums products. No gated one leaves the tensor core's sums where they are: `kFast` allows it, no more.
+/// How a kernel sums products. No gated one leaves the tensor core's sums where they are, nor does any where a result
+/// must not depend on which kernels its batch takes: `kFast` allows it, no more.
 gemm::Accumulate accumulate_of(WeightScale scale, gemm::Output output, std::int64_t flags) {
   switch (scale.granularity) {
     case Granularity::None:
@@ -24,7 +25,7 @@ gemm::Accumulate accumulate_of(WeightScale scale, gemm::Output output, std::int6
     case Granularity::Row:
       break;
   }
-  bool const fast = (flags & kFast) != 0 && output == gemm::Output::Rows;
+  bool const fast = (flags & (kFast | kBatchInvariant)) == kFast && output == gemm::Output::Rows;
   return fast ? gemm::Accumulate::Fast : gemm::Accumulate::Promoted;
 }
 

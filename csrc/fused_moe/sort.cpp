@@ -42,11 +42,10 @@ void sort_tokens(SortParams const& params, cudaStream_t stream) {
               params.top_k);
   std::int64_t const slots = params.num_tokens * params.top_k;
   SortPlan const plan = plan_sort(slots, params.num_experts);
-  SortKernelParams const kernel_params{
-      .problem = params,
-      .ids = expert_ids(params),
-      .bins = sort_bins(params.num_experts),
-      .tiles = plan.tiles};
+  SortKernelParams const kernel_params{.problem = params,
+                                       .ids = expert_ids(params),
+                                       .bins = sort_bins(params.num_experts),
+                                       .tiles = plan.tiles};
   switch (plan.way) {
     case SortWay::Few:
       return sort_few(kernel_params, plan, stream);

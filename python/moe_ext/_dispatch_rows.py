@@ -9,11 +9,12 @@ from moe_ext._math import ceil_div
 
 # Where measurements are. Single GEMMs of twelve layers; large tiles at T = 256 to 8192; and pairs
 # of GEMMs, one kernel for both unless a row says otherwise: two different kernels in a row cost up
-# to 9 us (docs/notes/cold-code.md).
+# to 9 us (docs/notes/cold-code.md). Whole layers, whose first GEMM has another epilogue.
 SINGLES = "bench/results/tuning-2026-11-29.jsonl"
 PREFILL = "bench/results/tuning-prefill-2026-11-29.jsonl"
 DECODE_PAIRS = "bench/results/probes/pairs-l2-128-2026-11-30.jsonl"  # T <= 256, as L2 fetches now
 PAIRS = "bench/results/probes/pairs-2026-11-30.jsonl"
+LAYERS = "bench/results/probes/layer-choices-2026-11-30.jsonl"  # T <= 512
 
 
 class Row(NamedTuple):
@@ -31,7 +32,9 @@ class Row(NamedTuple):
     accumulate: str
     config: str
     measurement: str
+    min_rows_per_group: float = 0.0
     max_rows_per_group: float = math.inf
+    min_num_rows: int = 0
     max_num_rows: float = math.inf
     max_touched_tiles: float = math.inf
     min_weight_tiles: int = 400
@@ -46,8 +49,9 @@ class Row(NamedTuple):
         """Whether a problem lies within the row's limits."""
         tiles = ceil_div(n, 64)
         return (
-            num_rows <= self.max_rows_per_group * num_groups
-            and num_rows <= self.max_num_rows
+            self.min_rows_per_group * num_groups <= num_rows
+            and num_rows <= self.max_rows_per_group * num_groups
+            and self.min_num_rows <= num_rows <= self.max_num_rows
             and min(num_rows, num_groups) * tiles <= self.max_touched_tiles
             and num_groups * tiles >= self.min_weight_tiles
             and self.min_n <= n <= self.max_n

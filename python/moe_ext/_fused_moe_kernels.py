@@ -9,6 +9,7 @@ from typing import NamedTuple
 from moe_ext._activations import INTERLEAVED
 from moe_ext._configs import GroupedGemmConfig, matching_configs
 from moe_ext._dispatch import choose
+from moe_ext._dispatch_table_layer import LAYER_TABLE, LayerRow
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_scales import WeightScale
 from moe_ext._scales import SCALE_BLOCK
@@ -53,6 +54,19 @@ def _nearest(
     return min(candidates, key=distance)
 
 
+def _measured(
+    dtype: str, accumulate: str, n: int, k: int, *, num_rows: int, num_groups: int, sm_count: int
+) -> LayerRow | None:
+    """Return the first measured choice that a layer is within the limits of."""
+    for layer_row in LAYER_TABLE:
+        row = layer_row.row
+        if (row.dtype, row.accumulate) == (dtype, accumulate) and row.matches(
+            num_rows, num_groups, n, k, sm_count
+        ):
+            return layer_row
+    return None
+
+
 def _ring_bytes_k(config: GroupedGemmConfig) -> int:
     """Bytes of K in flight."""
     return config.stages * config.tile_k_bytes
@@ -64,9 +78,12 @@ def choose_kernels(
 ) -> Kernels:
     """Choose a layer's kernels; `bias` is whether the first GEMM has one.
 
-    The gated kernel is the one most like that which the product alone would take. Where it can, it
-    runs the second GEMM too: its code need not be fetched again (docs/notes/cold-code.md).
+    A measured choice, or the gated kernel most like that which the product alone would take.
+    Where it can, it runs the second GEMM too: its code need not be fetched again
+    (docs/notes/cold-code.md).
     """
+    if batch_invariant and accumulate == "fast":
+        accumulate = "promoted"  # which every kernel of the first GEMM does: all rows get the same
     num_rows = layer.num_tokens * layer.top_k
     dtype = "fp8" if layer.fp8 else "bf16"
 
@@ -74,30 +91,36 @@ def choose_kernels(
         return "block" if scale is not None and scale.granularity == "1x128" else accumulate
 
     sizes = {"num_rows": num_rows, "num_groups": layer.num_experts, "sm_count": sm_count}
-    first = kind(layer.w13_scale)
+    first, second = kind(layer.w13_scale), kind(layer.w2_scale)
     # No gated kernel leaves the tensor core's sums where they are: "fast" allows it, no more.
-    gated_kind = "block" if first == "block" else "promoted"
+    gated_kind = "block" if first == "block" else "promoted" if layer.fp8 else "fp32"
     n = 2 * layer.intermediate_size
-    like = choose(dtype=dtype, accumulate=first, n=n, k=layer.hidden_size, **sizes).config
-    gate_up = _nearest(like, _gated_candidates(layer, gated_kind, bias))
+    candidates = _gated_candidates(layer, gated_kind, bias)
+    measured = _measured(dtype, gated_kind, n, layer.hidden_size, **sizes)
+    gate_up = next((c for c in candidates if measured and c.id == measured.row.config), None)
+    if gate_up is None:
+        measured = None
+        like = choose(dtype=dtype, accumulate=first, n=n, k=layer.hidden_size, **sizes).config
+        gate_up = _nearest(like, candidates)
     down = choose(
-        dtype=dtype,
-        accumulate=kind(layer.w2_scale),
-        n=layer.hidden_size,
-        k=layer.intermediate_size,
-        **sizes,
+        dtype=dtype, accumulate=second, n=layer.hidden_size, k=layer.intermediate_size, **sizes
     ).config
     sums = "promoted" if down.accumulate == "fast" else down.accumulate
     if (
         gate_up.output == "either"
         and gate_up.accumulate == sums
-        and down.order != "SwapABRows"
-        # A ring this deep is for few experts: with it mixtral takes 95 us at T = 1, 102 without
-        # (h200-2026-11-30-1c0e5bd.jsonl, probes/layer-kernels-2026-11-30.jsonl).
-        and _ring_bytes_k(down) < 2 * _ring_bytes_k(gate_up)
         and layer.hidden_size % 16 == 0  # rows come in slabs of 16
+        and (
+            measured is not None
+            # A ring this deep is for few experts: with it mixtral takes 95 us at T = 1, 102
+            # without (h200-2026-11-30-1c0e5bd.jsonl, probes/layer-kernels-2026-11-30.jsonl).
+            or (down.order != "SwapABRows" and _ring_bytes_k(down) < 2 * _ring_bytes_k(gate_up))
+        )
     ):
         down = gate_up
+    elif measured is not None and gate_up.output == "gated":
+        same = matching_configs(dtype, down.accumulate)
+        down = next((config for config in same if config.id == measured.down), down)
     if batch_invariant and down.split_k > 1:
         # All others add up K in one order, whatever their tiles: tests/test_kernels_gpu.py.
         same = matching_configs(dtype, down.accumulate)

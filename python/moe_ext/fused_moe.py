@@ -105,8 +105,8 @@ def fused_moe(
         accumulate: FP8 only. "promoted" or "fast", as in `grouped_gemm`.
         batch_invariant: makes the result of a token bitwise independent of the other tokens, at
             some cost: kernels that split K, whose choice depends on how many tokens there are, are
-            left out. Changes nothing else, and nothing on the CPU, where the result need not be
-            independent.
+            left out, and "fast" is "promoted". Changes nothing else, and nothing on the CPU, where
+            the result need not be independent.
         workspace: any dtype and shape, contiguous, same device, at least
             `moe_ext.fused_moe_workspace_size` bytes: scratch memory, overwritten, nothing read from
             it. Must overlap no other argument (not checked), and no other stream may use it at the
