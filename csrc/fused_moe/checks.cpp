@@ -247,13 +247,6 @@ Layer check_layer(Call const& call,
   for (gemm::Params* const params : {&layer.gate_up.params, &layer.down.params}) {
     params->groups.offs = parts.offs;
   }
-  if (gemm::counts_ids(gate_up.config) && slots <= kMaxFewSlots && !on_input) {
-    gather.sort = {.ids = expert_ids(layer.sort),
-                   .offs = parts.offs,
-                   .row_slot = parts.row_slot,
-                   .slot_row = parts.slot_row};
-    first.ids = gather.sort.ids;
-  }
   return layer;
 }
 

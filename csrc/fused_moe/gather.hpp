@@ -5,8 +5,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "common/expert_ids.hpp"
-
 namespace moe_ext::fused_moe {
 
 /// What becomes of a row; the numbers are those of the op's argument.
@@ -15,14 +13,6 @@ enum class GatherFormat : std::int64_t {
   StaticScale = 1,  // FP8, one scale, given
   RowScale = 2,     // FP8, a scale for each row
   RowBlocks = 3,    // FP8, a scale for each 128 values of a row
-};
-
-/// Of few slots, up to kMaxFewSlots: gathering by token sorts them itself, so that no kernel for that goes before it.
-struct FewSlotsSort {
-  ExpertIds ids;        // topk_ids null: slot_row is there already
-  int* offs = nullptr;  // as SortParams has them
-  int* row_slot = nullptr;
-  int* slot_row = nullptr;
 };
 
 enum class GatherWeights { None, BF16, FP32 };
@@ -59,7 +49,6 @@ struct GatherParams {
   /// Lets the kernel behind it begin before that wait: for one that reads nothing of the previous kernel's, nor of this
   /// one's, before its own wait.
   bool dependents_first;
-  FewSlotsSort sort = {};
   bool counted_before;  // *num_rows was final before the previous kernel began, so it is read before the wait
 };
 

@@ -10,7 +10,7 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_token_copy_ker
     __grid_constant__ TokenChunkParams const params) {
   GatherParams const& problem = params.source.problem;
   wait_for_previous_kernel(problem);
-  TokenChunk chunk = find_token_chunk<kVectors>(params, warp_index());
+  TokenChunk const chunk = find_token_chunk<kVectors>(params, warp_index());
   if (is_dropped(params.source, chunk.token)) {
     return;
   }
@@ -23,7 +23,6 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_token_copy_ker
   for (int i = 0; i < kVectors; ++i) {
     vectors[i] = load_row_vector(chunk.token.x + column + i * kStep, left - i * kStep);
   }
-  sort_few_slots(params.source, chunk.token);
   Element* const out = static_cast<Element*>(problem.out) + chunk.column + column;
   for_each_row(params.source, chunk.token, [&](std::int64_t offset) {
 #pragma unroll
@@ -41,14 +40,13 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_token_static_s
   GatherParams const& problem = params.source.problem;
   wait_for_previous_kernel(problem);
   float const scale = *problem.static_scale;
-  TokenChunk chunk = find_token_chunk<kVectors>(params, warp_index());
+  TokenChunk const chunk = find_token_chunk<kVectors>(params, warp_index());
   if (is_dropped(params.source, chunk.token)) {
     return;
   }
   int const column = lane_column<kVectors>();
   RowVector vectors[kVectors];
   load_neighbours(chunk.token.x + column, chunk.token.left - column, vectors);
-  sort_few_slots(params.source, chunk.token);
   auto const values = quantize_all<quantize::Values::Any>(vectors, quantize::Divisor(scale));
   store_rows(params.source, chunk, values);
 }

@@ -30,14 +30,13 @@ template <int kVectors>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_token_row_blocks_kernel(
     __grid_constant__ TokenChunkParams const params) {
   wait_for_previous_kernel(params.source.problem);
-  TokenChunk chunk = find_token_chunk<kVectors>(params, warp_index());
+  TokenChunk const chunk = find_token_chunk<kVectors>(params, warp_index());
   if (is_dropped(params.source, chunk.token)) {
     return;
   }
   int const column = lane_column<kVectors>();
   RowVector vectors[kVectors];
   load_neighbours(chunk.token.x + column, chunk.token.left - column, vectors);
-  sort_few_slots(params.source, chunk.token);
   // Lanes without values stay for the shuffles.
   constexpr int kTeam = quantize::kBlock / (kVectors * RowVector::kElems);
   float const scale = quantize::scale_of(quantize::largest_of_lanes<kTeam>(largest_of(vectors)), false);

@@ -24,17 +24,16 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_token_row_scales_kernel
   int const threads = params.threads_per_token;
   int const thread = static_cast<int>(threadIdx.x) % threads;
   int const in_cta = static_cast<int>(threadIdx.x) / threads;
-  Token token =
+  Token const token =
       find_token(source, static_cast<int>(blockIdx.x) * (static_cast<int>(blockDim.x) / threads) + in_cta);
-  // The same for all threads of the token, so for all that meet below. Those that sort have work without one.
-  if ((token.left == 0 && !sorts(source)) || is_dropped(source, token)) {
+  // The same for all threads of the token, so for all that meet below.
+  if (token.left == 0 || is_dropped(source, token)) {
     return;
   }
   int const column = thread * kVectors * RowVector::kElems;
   int const part = threads * kVectors * RowVector::kElems;
   RowVector vectors[kVectors];
   load_neighbours(token.x + column, token.left - column, vectors);
-  sort_few_slots(source, token);
   float largest = largest_of(vectors);
   if (part < token.left) {
     for (int own = part + column; own - column < token.left; own += part) {

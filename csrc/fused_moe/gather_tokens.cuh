@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "common/check.hpp"
-#include "common/few_slots.cuh"
 #include "common/math.hpp"
 #include "fused_moe/gather_rows.cuh"
 #include "fused_moe/sort.hpp"
@@ -33,8 +32,7 @@ inline TokenSource make_token_source(GatherParams const& params, std::int64_t un
   return {.problem = params,
           .shares = cutlass::FastDivmod(static_cast<int>(ceil_div(params.top_k, slots))),
           .slots_per_share = slots,
-          .loads_early =
-              params.sort.ids.topk_ids != nullptr || params.num_tokens * params.hidden_size <= kEarlyValues};
+          .loads_early = params.num_tokens * params.hidden_size <= kEarlyValues};
 }
 
 /// As the device counts them in 32 bits, with room for what is counted past the end.
@@ -49,16 +47,11 @@ inline int checked_units(std::int64_t units) {
 struct Token {
   Element const* x;
   int left;  // columns: all, or none where there is nothing to do
-  int slot;  // the lane's, none below 0
   int row;   // of the lane's slot, as slot_row has it: not looked at before it has to be
 };
 
 __device__ inline bool is_row(GatherParams const& problem, int row) {
   return static_cast<unsigned>(row) < static_cast<unsigned>(problem.max_rows);
-}
-
-__device__ inline bool sorts(TokenSource const& source) {
-  return source.problem.sort.ids.topk_ids != nullptr;
 }
 
 /// For all lanes of a warp together.
@@ -73,46 +66,13 @@ __device__ inline Token find_token(TokenSource const& source, int index) {
   source.shares(token, share, index);
   Token result{.x = static_cast<Element const*>(problem.x) + token * problem.x_row_stride,
                .left = token < problem.num_tokens ? problem.hidden_size : 0,
-               .slot = -1,
                .row = -1};
   int const lane = static_cast<int>(threadIdx.x) % kWarp;
   int const slot = share * source.slots_per_share + lane;
   if (result.left > 0 && lane < source.slots_per_share && slot < problem.top_k) {
-    result.slot = token * problem.top_k + slot;
-    if (!sorts(source)) {
-      result.row = problem.slot_row[token * std::int64_t{problem.top_k} + slot];
-    }
+    result.row = problem.slot_row[token * std::int64_t{problem.top_k} + slot];
   }
   return result;
-}
-
-/// Few slots: finds the rows of the share, and stores what a sort does, spread over all threads of the launch. Called by
-/// all of them, behind the loads of x, whose latency is that of the ids.
-__device__ inline void sort_few_slots(TokenSource const& source, Token& token) {
-  if (!sorts(source)) {
-    return;
-  }
-  FewSlotsSort const& sort = source.problem.sort;
-  int const num_experts = sort.ids.num_experts;
-  FewSlots<kMaxFewSlots / kWarp> const slots(sort.ids);
-  int const own = slots.bin_at(max(token.slot, 0));
-  int const row = slots.row_of(max(token.slot, 0), own);
-  token.row = token.slot >= 0 && own < num_experts ? row : -1;
-  // A question for each expert, whose rows end where, and one for each slot, whose row is which.
-  int const thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  int const step = static_cast<int>(gridDim.x * blockDim.x);
-  int const questions = num_experts + sort.ids.num_slots;
-  for (int question = thread; question - thread % kWarp < questions; question += step) {
-    int const slot = question - num_experts;
-    int const bin = slot < 0 ? question : slots.bin_at(min(slot, kMaxFewSlots - 1));
-    int const place = slots.row_of(slot < 0 ? kMaxFewSlots : slot, bin);
-    if (slot < 0) {
-      sort.offs[question] = place;
-    } else if (slot < sort.ids.num_slots) {
-      sort.slot_row[slot] = bin < num_experts ? place : -1;
-      sort.row_slot[place] = bin < num_experts ? slot : -1;
-    }
-  }
 }
 
 /// Whether the token has no rows, where that is worth the wait. For all lanes together.

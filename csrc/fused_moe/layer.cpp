@@ -4,9 +4,7 @@
 namespace moe_ext::fused_moe {
 
 void run_layer(Layer const& layer, cudaStream_t stream) {
-  if (layer.gather.sort.ids.topk_ids == nullptr) {
-    sort_tokens(layer.sort, stream);
-  }
+  sort_tokens(layer.sort, stream);
   gather_quantize(layer.gather, stream);
   layer.gate_up.kernel->launch(layer.gate_up.params, stream);
   if (layer.quantizes) {

@@ -8,19 +8,6 @@
 
 namespace moe_ext::fused_moe {
 
-ExpertIds expert_ids(SortParams const& params) {
-  return {.topk_ids = params.topk_ids,
-          .type = params.id_type,
-          .row_stride = params.ids_row_stride,
-          .expert_map = params.expert_map,
-          .num_global = params.num_global,
-          .first_expert = params.first_expert,
-          .num_experts = params.num_experts,
-          .bits = static_cast<int>(std::bit_width(static_cast<unsigned>(params.num_experts))),
-          .num_slots = static_cast<int>(params.num_tokens * params.top_k),
-          .top_k = cutlass::FastDivmod(params.top_k)};
-}
-
 std::int64_t sort_scratch_elems(std::int64_t num_slots, int num_experts) {
   SortPlan const plan = plan_sort(num_slots, num_experts);
   // For each bin one count from each tile, and their sum.
@@ -42,10 +29,13 @@ void sort_tokens(SortParams const& params, cudaStream_t stream) {
               params.top_k);
   std::int64_t const slots = params.num_tokens * params.top_k;
   SortPlan const plan = plan_sort(slots, params.num_experts);
-  SortKernelParams const kernel_params{.problem = params,
-                                       .ids = expert_ids(params),
-                                       .bins = sort_bins(params.num_experts),
-                                       .tiles = plan.tiles};
+  SortKernelParams const kernel_params{
+      .problem = params,
+      .choices_of_token = cutlass::FastDivmod(params.top_k),
+      .num_slots = static_cast<int>(slots),
+      .bins = sort_bins(params.num_experts),
+      .bits = static_cast<int>(std::bit_width(static_cast<unsigned>(params.num_experts))),
+      .tiles = plan.tiles};
   switch (plan.way) {
     case SortWay::Few:
       return sort_few(kernel_params, plan, stream);

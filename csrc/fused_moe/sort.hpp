@@ -5,9 +5,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "common/expert_ids.hpp"
-
 namespace moe_ext::fused_moe {
+
+enum class IdType { Int32, Int64 };
 
 inline constexpr int kMaxExperts = 4096;
 inline constexpr int kMaxTopK = 32;
@@ -32,9 +32,6 @@ struct SortParams {
   int* scratch;       // sort_scratch_elems(...) of them, null where that is 0
   bool programmatic;  // may begin before the previous kernel has ended, for which it then waits
 };
-
-/// What is sorted, without where it goes.
-ExpertIds expert_ids(SortParams const& params);
 
 /// How much scratch so many slots take, 0 where one launch does.
 std::int64_t sort_scratch_elems(std::int64_t num_slots, int num_experts);

@@ -23,7 +23,7 @@ __global__ __launch_bounds__(kMaxSortThreads) void count_tiles_kernel(
   cudaTriggerProgrammaticLaunchCompletion();
   int const tile = static_cast<int>(blockIdx.x);
   int bins[kItems];
-  load_bins(params.ids, first_slot_of_thread<kItems>(tile), bins);
+  load_bins(params, first_slot_of_thread<kItems>(tile), bins);
 #pragma unroll
   for (int const bin : bins) {
     atomicAdd(&counts[bin], 1);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/expert_ids.hpp"
 #include "common/math.hpp"
 
 namespace moe_ext::fused_moe {
@@ -12,6 +11,7 @@ namespace moe_ext::fused_moe {
 inline constexpr int kWarp = 32;
 inline constexpr int kMaxSortThreads = 1024;
 inline constexpr int kSortClusterCtas = 8;  // the most that any GPU of the architecture promises to place
+inline constexpr int kMaxFewSlots = 128;  // by then every warp reads all ids, which costs more than barriers
 inline constexpr int kFewThreads = 128;
 inline constexpr int kMaxCtaItems = 4;  // beyond, ranking in one SM costs more than meeting in a cluster
 inline constexpr int kMaxItems = 8;     // of a thread: with 16 its registers spill

@@ -100,8 +100,8 @@ __global__ __launch_bounds__(kMaxSortThreads,
   cudaTriggerProgrammaticLaunchCompletion();
   int const first_slot = first_slot_of_thread<kItems>(tile);
   int slots[kItems];
-  load_bins(params.ids, first_slot, slots);
-  rank_in_warp(slots, params.ids.bits, own_counts);
+  load_bins(params, first_slot, slots);
+  rank_in_warp(slots, params.bits, own_counts);
   __syncthreads();
 
   for_own_pairs(params.bins, [&](int pair) {

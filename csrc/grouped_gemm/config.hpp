@@ -69,11 +69,6 @@ constexpr bool quantises_features(Config const& config) {
          is_block_scaled(config.accumulate) && config.tile_weights == 256;
 }
 
-/// Whether a kernel can find the rows of groups from the ids of few slots, sooner than a sort tells it: one for decode.
-constexpr bool counts_ids(Config const& config) {
-  return config.output == Output::Either && config.tile_tokens <= 32;
-}
-
 /// Bytes of K in one 128-byte swizzle atom: a row of an operand in shared memory.
 inline constexpr int kAtomBytes = 128;
 

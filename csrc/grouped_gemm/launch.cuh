@@ -80,7 +80,6 @@ KernelParams make_kernel_params(Params const& params) {
                      .gating = params.gating,
                      .quantised = params.quantised};
   result.groups = params.groups;
-  result.ids = params.ids;
   result.scale_a = params.scale_a;
   result.scale_b = params.scale_b;
   result.bias = params.bias;

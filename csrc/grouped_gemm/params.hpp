@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "common/expert_ids.hpp"
 #include "grouped_gemm/tiling.hpp"
 
 namespace moe_ext::grouped_gemm {
@@ -87,9 +86,6 @@ struct Params {
   void const* a;  // (num_rows, k), K contiguous
   void const* b;  // (num_groups, n, k), K contiguous
   GroupRows groups;
-  /// Of a kernel that counts ids: those of few slots, which `offs` is being made from. They were final before the
-  /// previous kernel began, as `offs` then need not have been.
-  ExpertIds ids = {};
   TokenScales scale_a;
   WeightScales scale_b;
   Bias bias;

@@ -140,9 +140,17 @@ def _candidates(
             f"got only {', '.join(config.id for config in all_configs())}"
         )
     ids = {config.id for config in configs}
-    return configs, tuple(row for row in TABLE if row.config in ids)
+    kind = (dtype, _kind(accumulate))
+    return configs, tuple(
+        row for row in TABLE if row.config in ids and (row.dtype, row.accumulate) == kind
+    )
 
 
+def _kind(accumulate: str) -> str:
+    return accumulate.removesuffix("_swapped")
+
+
+@functools.lru_cache(maxsize=4096)
 def choose(
     *,
     dtype: str,
@@ -156,8 +164,7 @@ def choose(
     """Choose a compiled kernel and say why; `accumulate` does not matter for bf16."""
     if dtype == "bf16":
         accumulate = "fp32"
-    kind = accumulate.removesuffix("_swapped")
-    problem = Problem(dtype, kind, num_rows, num_groups, n, k, sm_count)
+    problem = Problem(dtype, _kind(accumulate), num_rows, num_groups, n, k, sm_count)
     return decide(problem, *_candidates(dtype, accumulate))
 
 

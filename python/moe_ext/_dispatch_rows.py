@@ -14,6 +14,7 @@ SINGLES = "bench/results/tuning-2026-11-29.jsonl"
 PREFILL = "bench/results/tuning-prefill-2026-11-29.jsonl"
 DECODE_PAIRS = "bench/results/probes/pairs-l2-128-2026-11-30.jsonl"  # T <= 256, as L2 fetches now
 PAIRS = "bench/results/probes/pairs-2026-11-30.jsonl"
+BLOCK_PAIRS = "bench/results/probes/block-pairs-2026-11-30.jsonl"  # T = 64 to 512
 LAYERS = "bench/results/probes/layer-choices-2026-11-30.jsonl"  # T <= 512
 
 

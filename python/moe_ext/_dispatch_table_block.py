@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_ext._dispatch_rows import DECODE_PAIRS, PAIRS, Row, rows_of
+from moe_ext._dispatch_rows import BLOCK_PAIRS, DECODE_PAIRS, PAIRS, Row, rows_of
 
 BLOCK_ROWS: tuple[Row, ...] = (
     *rows_of(
@@ -135,16 +135,22 @@ BLOCK_ROWS: tuple[Row, ...] = (
             {"max_rows_per_group": 24, "max_num_rows": 150},
         ),
         (
-            "swap_fp8b_w64_t32",
-            "1.00x the best pair's time: qwen3-30b, T=256",
-            DECODE_PAIRS,
-            {"max_rows_per_group": 20, "max_num_rows": 2100, "max_n": 2100, "max_k": 2100},
-        ),
-        (
             "swap_fp8b_w128_t64",
             "1.00x the best pair's time over 2 pairs, worst 1.00x (qwen3-next, T=1024)",
             PAIRS,
             {"max_rows_per_group": 24, "max_n": 2100, "max_k": 2100},
+        ),
+        (
+            "swap_fp8b_w128_t128_k128",
+            "1.00x the best pair's time over 3 pairs, worst 1.00x (qwen3-30b, T=512)",
+            BLOCK_PAIRS,
+            {
+                "min_rows_per_group": 25,
+                "max_rows_per_group": 40,
+                "min_num_rows": 3000,
+                "max_n": 4100,
+                "max_k": 4100,
+            },
         ),
         (
             "swap_fp8b_w128_t128",

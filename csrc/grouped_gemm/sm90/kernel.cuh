@@ -33,7 +33,6 @@ struct KernelParams {
   TensorMaps maps;
   EpilogueParams epilogue;
   GroupRows groups;
-  ExpertIds ids;
   TokenScales scale_a;
   WeightScales scale_b;
   Bias bias;
@@ -235,11 +234,8 @@ struct Kernel {
   }
 
   __device__ static Scheduler make_scheduler(KernelParams const& params) {
-    return Scheduler(params.groups,
-                     params.ids,
-                     params.weight_tiles,
-                     blockIdx.x / kConfig.split_k,
-                     gridDim.x / kConfig.split_k);
+    return Scheduler(
+        params.groups, params.weight_tiles, blockIdx.x / kConfig.split_k, gridDim.x / kConfig.split_k);
   }
 
   __device__ static void multiply(KernelParams const& params, SharedStorage& storage, int cta_rank) {

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "common/few_slots.cuh"
 #include "grouped_gemm/params.hpp"
 #include "grouped_gemm/sm90/traits.cuh"
 
@@ -15,12 +14,8 @@ namespace moe_ext::grouped_gemm {
 template <class ConfigTag>
 class TileScheduler {
  public:
-  /// `ids`: of few slots, where the groups' offsets may not be there yet.
-  __device__ TileScheduler(
-      GroupRows const& groups, ExpertIds const& ids, int weight_tiles, unsigned first_step, unsigned stride)
+  __device__ TileScheduler(GroupRows const& groups, int weight_tiles, unsigned first_step, unsigned stride)
       : groups_(groups),
-        ids_(ids),
-        slots_(ids),
         weight_tiles_(weight_tiles),
         step_(first_step),
         stride_(stride),
@@ -70,35 +65,14 @@ class TileScheduler {
  private:
   static constexpr int kGroupsPerLane = 4;
 
-  struct NoSlots {
-    __device__ explicit NoSlots(ExpertIds const&) {}
-  };
-  using Slots = std::conditional_t<counts_ids(ConfigTag::value), FewSlots<kMaxFewSlots / kLanes>, NoSlots>;
-
-  /// Of the chunk's groups, from memory or by counting; returns the one before the chunk's first.
-  __device__ int find_ends(int group) {
-    if constexpr (counts_ids(ConfigTag::value)) {
-      if (ids_.topk_ids != nullptr) {
-        int groups[kGroupsPerLane];
-#pragma unroll
-        for (int i = 0; i < kGroupsPerLane; ++i) {
-          groups[i] = min(group + i, groups_.num_groups - 1);
-        }
-        slots_.count(groups, kMaxFewSlots, ends_);
-        return first_group_ > 0 ? slots_.end_of(first_group_ - 1) : 0;
-      }
-    }
+  __device__ void load_chunk() {
+    int const group = first_group_ + lane_ * kGroupsPerLane;
 #pragma unroll
     for (int i = 0; i < kGroupsPerLane; ++i) {
       // Past the last group: an empty one.
       ends_[i] = group + i < groups_.num_groups ? groups_.offs[group + i] : -1;
     }
-    return lane_ == 0 && first_group_ > 0 ? groups_.offs[first_group_ - 1] : 0;
-  }
-
-  __device__ void load_chunk() {
-    int const group = first_group_ + lane_ * kGroupsPerLane;
-    int const before = find_ends(group);
+    int const before = lane_ == 0 && first_group_ > 0 ? groups_.offs[first_group_ - 1] : 0;
     int const neighbour = __shfl_up_sync(kFullWarp, ends_[kGroupsPerLane - 1], 1);
     begin_ = lane_ == 0 ? before : neighbour;
 
@@ -124,8 +98,6 @@ class TileScheduler {
   }
 
   GroupRows const& groups_;
-  ExpertIds const& ids_;
-  [[no_unique_address]] Slots slots_;
   int weight_tiles_;
   unsigned step_;  // relative to the current chunk of groups
   unsigned stride_;
