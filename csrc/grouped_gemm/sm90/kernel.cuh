@@ -258,9 +258,7 @@ struct Kernel {
   /// The tile that the next stage belongs to.
   __device__ static Tile next_tile(Ring<ConfigTag>& ring, State const& state) {
     ring.full[state.stage].wait(state.phase);
-    Tile const tile = ring.info[state.stage].tile;
-    __syncwarp();  // all lanes have read it before the first one says, of the whole warp, that the stage is empty
-    return tile;
+    return ring.info[state.stage].tile;
   }
 
   __device__ static void multiply_and_store(KernelParams const& params,
