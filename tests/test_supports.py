@@ -156,3 +156,22 @@ def test_what_is_no_question_raises():
         moe_ext.supports(**GEMM, colour="blue")
     with pytest.raises(TypeError, match=r"sizes must be whole numbers, got \(4.5, 512\)"):
         on_cpu("grouped_gemm", **GEMM | {"num_rows": 4.5})
+
+
+@pytest.mark.parametrize("wrong", [{"expert_map": True}, {"num_tokens": 2**70}])
+def test_a_part_of_another_kind_is_named(wrong):
+    problem = {
+        "num_tokens": 4,
+        "top_k": 2,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_experts": 4,
+        "dtype": "bf16",
+    }
+    with pytest.raises(TypeError, match=r"supports: every part .* got .*num_tokens="):
+        moe_ext.supports("fused_moe", device="cpu", **problem | wrong)
+
+
+def test_an_op_that_is_no_name():
+    with pytest.raises(ValueError, match=r"`op` must be one of .*, got \[\]"):
+        moe_ext.supports([])

@@ -64,7 +64,8 @@ def supports(
 
     Raises:
         ValueError: there is no such op.
-        TypeError: something of the problem is missing, or is not a part of it.
+        TypeError: something of the problem is missing, is not a part of it, or has a value of
+            another kind.
 
     Notes:
         Tensors are taken as contiguous and aligned. Whether memory suffices is not looked at.
@@ -82,7 +83,7 @@ def supports(
         >>> print(supports("grouped_gemm", device="cpu", **problem).reason)
         grouped_gemm: `b` must have n a multiple of 8 for bfloat16 output, got 100
     """
-    check = CHECKS.get(op)
+    check = CHECKS.get(op) if isinstance(op, str) else None
     if check is None:
         raise ValueError(f"supports: `op` must be one of {', '.join(CHECKS)}, got {op!r}")
     try:
@@ -91,4 +92,10 @@ def supports(
             cuda_device("supports", device)
     except (ValueError, RuntimeError) as error:
         return Support(str(error))
+    except (AttributeError, OverflowError, TypeError) as error:
+        described = ", ".join(f"{name}={value!r}" for name, value in problem.items())
+        raise TypeError(
+            f"supports: every part of the problem must be given, with a value as documented, got "
+            f"{described}: {str(error).partition(chr(10))[0]}"
+        ) from error
     return Support()
