@@ -106,14 +106,10 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
 def decide(
     problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: tuple[Row, ...]
 ) -> Decision:
-    """Choose among `configs`, all of which fit the problem's dtype and accumulation."""
+    """Choose among `configs`; they and the rows fit the problem's dtype and accumulation."""
     sizes = problem[2:]
     for row in table:
-        if (
-            row.dtype == problem.dtype
-            and row.accumulate == problem.accumulate
-            and row.matches(*sizes)
-        ):
+        if row.matches(*sizes):
             chosen = next(config for config in configs if config.id == row.config)
             return Decision(chosen, "table", row.measurement)
     # Whole rows pay for few K only, which the model does not know: the table's to choose.

@@ -83,16 +83,10 @@ def check_fused_moe(
     top_k = _check_routing(op, hidden_states, topk_weights, topk_ids)
     for argument, tensor in (("hidden_states", hidden_states), ("w13", w13), ("w2", w2)):
         _check_rows(op, argument, tensor, has_memory)
-    n = w13.shape[1]
     layouts = check_scales(
         op, w13, w2, w13_scale, w2_scale, a1_scale, a2_scale, gated, gate_up_layout
     )
-    if w13_bias is not None:
-        form = "(num_experts, 2 * intermediate)" if gated else "(num_experts, intermediate)"
-        _check_like(op, "w13_bias", w13_bias, form, (num_experts, n), hidden_states)
-    if w2_bias is not None:
-        form = "(num_experts, hidden)"
-        _check_like(op, "w2_bias", w2_bias, form, (num_experts, hidden_size), hidden_states)
+    _check_biases(op, w13_bias, w2_bias, w13, w2, gated, hidden_states)
     _check_experts(op, first_expert, expert_map, hidden_states)
     if addend is not None:
         form = "(num_tokens, hidden)"
@@ -206,6 +200,23 @@ def _check_operands(
     return hidden_size, intermediate_size, num_experts
 
 
+def _check_biases(
+    op: str,
+    w13_bias: Tensor | None,
+    w2_bias: Tensor | None,
+    w13: Tensor,
+    w2: Tensor,
+    gated: bool,
+    hidden_states: Tensor,
+) -> None:
+    if w13_bias is not None:
+        form = "(num_experts, 2 * intermediate)" if gated else "(num_experts, intermediate)"
+        _check_like(op, "w13_bias", w13_bias, form, tuple(w13.shape[:2]), hidden_states)
+    if w2_bias is not None:
+        form = "(num_experts, hidden)"
+        _check_like(op, "w2_bias", w2_bias, form, tuple(w2.shape[:2]), hidden_states)
+
+
 def _check_routing(op: str, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> int:
     """Return top_k."""
     if topk_weights.dtype not in _BF16_OR_FP32:
@@ -264,7 +275,7 @@ def _check_like(
     argument: str,
     tensor: Tensor,
     form: str,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     hidden_states: Tensor,
 ) -> None:
     if tensor.dtype not in _BF16_OR_FP32:

@@ -10,7 +10,7 @@ from moe_ext._expected_rows import check_expected_rows
 from moe_ext._fused_moe_checks import (
     Layer,
     _check_activation,
-    _check_like,
+    _check_biases,
     _check_operands,
     _check_out,
     _check_rows,
@@ -72,31 +72,24 @@ def check_fused_moe_masked(
     layouts = check_scales(
         op, w13, w2, w13_scale, w2_scale, a1_scale, a2_scale, gated, gate_up_layout
     )
-    if w13_bias is not None:
-        form = "(num_experts, 2 * intermediate)" if gated else "(num_experts, intermediate)"
-        _check_like(op, "w13_bias", w13_bias, form, (num_experts, w13.shape[1]), hidden_states)
-    if w2_bias is not None:
-        form = "(num_experts, hidden)"
-        _check_like(op, "w2_bias", w2_bias, form, (num_experts, hidden_size), hidden_states)
+    _check_biases(op, w13_bias, w2_bias, w13, w2, gated, hidden_states)
     check_accumulate(op, accumulate, layouts)
     check_expected_rows(op, expected_rows)
     if out is not None:
         _check_out(op, out, hidden_states, has_memory)
         _check_gaps(op, "out", out)
     return Layer(
-        num_tokens=num_rows,
-        top_k=1,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_experts=num_experts,
-        fp8=w13.dtype is torch.float8_e4m3fn,
-        activation=activation,
-        gated=gated,
-        alpha=resolved(activation, alpha, limit)[0],
-        limit=resolved(activation, alpha, limit)[1],
-        gate_up_layout=gate_up_layout,
-        w13_scale=layouts[0],
-        w2_scale=layouts[1],
+        num_rows,
+        1,
+        hidden_size,
+        intermediate_size,
+        num_experts,
+        w13.dtype is torch.float8_e4m3fn,
+        activation,
+        gated,
+        *resolved(activation, alpha, limit),
+        gate_up_layout,
+        *layouts,
     )
 
 
