@@ -59,7 +59,7 @@ def preload(device: torch.device | str | int | None = None) -> PreloadReport:
     Example:
         >>> import moe_ext, torch
         >>> if torch.cuda.is_available():
-        ...     print(moe_ext.preload())
+        ...     report = moe_ext.preload()
     """
     index, kernels = cuda_device("preload", device)
     with torch.cuda.device(index):
