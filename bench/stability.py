@@ -8,6 +8,8 @@ and nothing is measured.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 
+from bench.arguments import whole, wholes
 from bench.cases import ROUTINGS, case_names, extra_case_names
 from bench.layer import LAYER_SCALES
 from bench.measure import Environment
@@ -34,6 +37,7 @@ from bench.stability_rows import (
 )
 from bench.stability_time import Pass, time_calls
 
+OUT = Path("stability.jsonl")
 FIRST_CALL_TOKENS = 64
 FIRST_CALL_REPEATS = 21
 DRY_RUN: dict[str, Any] = {"num_calls": 12, "max_tokens": 16}
@@ -44,37 +48,54 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.stability", description=__doc__)
     add = parser.add_argument
     add("--all-tokens", action="store_true", help="token counts that all differ (the default)")
-    add("--same-tokens", type=_integers, default=[], help="of all calls; one row for each: 64,256")
+    add("--same-tokens", type=wholes(1), default=[], help="of all calls; one row for each: 64,256")
     add("--dispatch-host", action="store_true", help="what the dispatcher's choice costs the host")
-    add("--out", type=Path, default=Path("stability.jsonl"), help="JSONL file, appended to")
-    add("--providers", type=lambda text: text.split(","), default=list(LAYERS))
+    add("--out", type=Path, help=f"JSONL file, appended to; {OUT} if not a dry run")
+    add("--providers", type=_providers, default=list(LAYERS))
     add("--case", choices=[*case_names(), *extra_case_names()], default="qwen3-30b")
     add("--dtype", choices=["bf16", "fp8"], default="fp8")
     add("--scale", choices=LAYER_SCALES, default="block128", help="of FP8 weights")
     add("--routing", choices=ROUTINGS, default="zipf0.6")
-    add("--calls", type=int, default=2000)
-    add("--max-tokens", type=int, default=8192)
-    add("--seed", type=int, default=1_000_000, help="of token counts and routings")
+    add("--calls", type=whole(1), default=2000)
+    add("--max-tokens", type=whole(1), default=8192)
+    add("--seed", type=whole(0), default=1_000_000, help="of token counts and routings")
     add("--no-preload", action="store_true", help="let CUDA load kernels as they come")
     add("--no-children", action="store_true", help="leave out what takes fresh processes")
     add("--commit", default=None, help="revision for the rows; read from git by default")
-    add("--dry-run", action="store_true", help="a miniature on the CPU")
+    add("--dry-run", action="store_true", help="a miniature on the CPU, without a file")
     add("--read", type=Path, help="rows to report on, in place of measuring")
     add("--markdown", type=Path, help="write tables here")
     add("--plot", type=Path, help="write a PNG here; needs matplotlib")
     return parser
 
 
-def _integers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",") if word]
+def _providers(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in LAYERS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"must be among {','.join(LAYERS)}, got {text!r}")
+    return names
+
+
+def _token_counts(args: argparse.Namespace) -> list[int | None]:
+    """Return what to measure layers with: counts of all calls, None where they all differ."""
+    all_differ = args.all_tokens or not (args.same_tokens or args.dispatch_host)
+    return [*([None] if all_differ else []), *args.same_tokens]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure into a file or read one, then write what was asked for."""
-    args = build_parser().parse_args(arguments)
-    if args.read is None:
-        _measure_into(args)
-    rows = load_stability_rows(args.read or args.out)
+    """Measure or read, then write what was asked for."""
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    if None in _token_counts(args) and args.calls > args.max_tokens:
+        parser.error(
+            f"argument --calls: must be at most --max-tokens = {args.max_tokens} for token counts "
+            f"that all differ, got {args.calls}"
+        )
+    path = args.read or args.out or (None if args.dry_run else OUT)
+    rows = _measure(args, path) if args.read is None else []
+    if path is not None:
+        rows = load_stability_rows(path)
     if args.markdown is not None:
         args.markdown.write_text(page(rows))
     if args.plot is not None:
@@ -82,24 +103,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measure_into(args: argparse.Namespace) -> None:
+def _measure(args: argparse.Namespace, path: Path | None) -> list[StabilityKind]:
+    """Return the rows, each written to `path`, where there is one, as soon as it is there."""
+    token_counts = _token_counts(args)
     # Of the choice on the host alone a machine without a GPU can tell.
-    only_host = args.dispatch_host and not args.all_tokens and not args.same_tokens
-    if not args.dry_run and not only_host and not torch.cuda.is_available():
+    if token_counts and not args.dry_run and not torch.cuda.is_available():
         raise SystemExit("bench: a CUDA device must be there, got none; --dry-run runs on the CPU")
     on_cpu = args.dry_run or not torch.cuda.is_available()
     environment = Environment.detect("cpu" if on_cpu else "cuda", args.commit)
-    measured: list[Iterator[StabilityKind]] = []
+    parts: list[Iterator[StabilityKind]] = []
     if args.dispatch_host:
-        measured.append(measure_dispatch(environment))
-    if not only_host:
-        measured.append(_measure_layers(args, environment))
-    with args.out.open("a") as file:
-        for rows in measured:
-            for row in rows:
+        parts.append(measure_dispatch(environment))
+    if token_counts:
+        parts.append(_measure_layers(args, token_counts, environment))
+    rows = []
+    with contextlib.nullcontext() if path is None else path.open("a") as file:
+        for row in itertools.chain.from_iterable(parts):
+            rows.append(row)
+            if file is not None:
                 file.write(to_json(row) + "\n")
                 file.flush()
-                print(_line(row), flush=True)
+            print(_line(row), flush=True)
+    return rows
 
 
 def _line(row: StabilityKind) -> str:
@@ -144,10 +169,10 @@ def measure_dispatch(environment: Environment) -> Iterator[DispatchHostRow]:
         )
 
 
-def _measure_layers(args: argparse.Namespace, environment: Environment) -> Iterator[StabilityKind]:
+def _measure_layers(
+    args: argparse.Namespace, token_counts: Sequence[int | None], environment: Environment
+) -> Iterator[StabilityKind]:
     log = ProcessLog()
-    modes = [None] if args.all_tokens or not args.same_tokens else []
-    modes += args.same_tokens
     for provider in args.providers:
         if not is_there(provider):
             print(f"provider {provider} is skipped: the package must be there, got none")
@@ -175,7 +200,7 @@ def _measure_layers(args: argparse.Namespace, environment: Environment) -> Itera
                 print(f"provider {provider}: {error}")
             else:
                 yield from [preload_row] if preload_row is not None else []
-        for tokens in modes:
+        for tokens in token_counts:
             now = replace(setting, same_tokens=tokens)
             children = not args.no_children
             yield measure_calls(now, environment, log, first_call_ms, children=children)

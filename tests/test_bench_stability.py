@@ -145,6 +145,50 @@ def test_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert picture.stat().st_size > 0
 
 
+def test_a_dry_run_writes_nothing_that_was_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--dry-run", "--no-children", "--same-tokens", "4", "--commit", "abc123"]
+    assert stability.main([*arguments, "--providers", "moe_ext"]) == 0
+    assert not list(tmp_path.iterdir())
+    assert "T = 4: p50" in capsys.readouterr().out
+    assert stability.main([*arguments, "--markdown", "page.md"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
+    assert "moe_ext, qwen3-30b-dry-run FP8 block128, T = 4 |" in Path("page.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--calls", "0"], "--calls: must be a whole number of at least 1, got '0'"),
+        (["--calls", "2.5"], "--calls: must be a whole number of at least 1, got '2.5'"),
+        (["--max-tokens", "-8"], "--max-tokens: must be a whole number of at least 1, got '-8'"),
+        (["--same-tokens", "64,0"], "--same-tokens: must be a whole number of at least 1, got '0'"),
+        (["--same-tokens", ""], "--same-tokens: must be a whole number of at least 1, got ''"),
+        (["--seed", "-1"], "--seed: must be a whole number of at least 0, got '-1'"),
+        (["--providers", "moe"], "--providers: must be among moe_ext,vllm, got 'moe'"),
+        (
+            ["--calls", "9", "--max-tokens", "8"],
+            "--calls: must be at most --max-tokens = 8 for token counts that all differ, got 9",
+        ),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as raised:
+        stability.main(["--dry-run", "--no-children", *arguments])
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_choice_alone_needs_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, tables = tmp_path / "rows.jsonl", tmp_path / "page.md"
     assert stability.main(["--dispatch-host", "--out", str(out), "--markdown", str(tables)]) == 0
