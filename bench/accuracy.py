@@ -29,6 +29,7 @@ from bench.accuracy_data import (
 )
 from bench.accuracy_page import page
 from bench.accuracy_rows import AccuracyRow, load_accuracy_rows
+from bench.files import refused_in_a_line
 from bench.measure import Environment
 from bench.providers.base import Variant
 from bench.providers.moe_ext import dispatched
@@ -167,9 +168,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or read, and write the page where it is asked for."""
-    args = build_parser().parse_args(arguments)
+    parser = build_parser()
+    args = parser.parse_args(arguments)
     if args.read is not None:
-        rows = [row for path in args.read for row in load_accuracy_rows(path)]
+        with refused_in_a_line(parser):
+            rows = [row for path in args.read for row in load_accuracy_rows(path)]
     else:
         rows = _measure_into(args.out, args.commit, dry_run=args.dry_run)
     if args.markdown is not None:

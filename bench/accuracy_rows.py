@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench.files import read_rows
 
 
 @dataclass(frozen=True)
@@ -31,5 +32,4 @@ class AccuracyRow:
 
 def load_accuracy_rows(path: Path) -> list[AccuracyRow]:
     """Read a JSONL file written by `bench.accuracy`."""
-    with path.open() as file:
-        return [AccuracyRow(**json.loads(line)) for line in file if line.strip()]
+    return read_rows(path, lambda columns: AccuracyRow(**columns), "rows of bench.accuracy")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.files import FileError, text_of
 from bench.layer import TENSOR_STATIC
 
 PEERS_CSV = Path(__file__).parent / "data" / "peers_h200_measured.csv"
@@ -19,6 +20,7 @@ GEMMS = {"gemm_gateup", "gemm_down"}
 LAYERS = {"moe"}
 # Scales of the activations are given, not computed.
 STATIC_SCALES = ("flashinfer_cutlass",)
+COLUMNS = ("peer", "op", "dtype", "scale", "case", "num_tokens", "routing", "median_us")
 
 PeerTimes = dict[tuple[str, str, int], float]
 """(case, dtype, tokens) -> microseconds of both GEMMs together, or of a layer."""
@@ -66,13 +68,19 @@ def _best_times(
 
 def load_layers(path: Path = PEERS_CSV, routing: str = "zipf0.6") -> dict[str, PeerTimes]:
     """Return the best time per cell of all whole layers with the same kind of scales."""
-    with path.open(newline="") as file:
-        kinds = {_layer_scale(row) for row in csv.DictReader(file) if row["op"] in LAYERS}
+    kinds = {_layer_scale(row) for row in _rows(path) if row["op"] in LAYERS}
 
     def load(kind: str) -> PeerTimes:
         return _best_sums(path, lambda row: _layer_scale(row) == kind, LAYERS, routing)
 
     return {kind: load(kind) for kind in sorted(kinds)}
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    rows = csv.DictReader(text_of(path).splitlines())
+    if not set(COLUMNS) <= set(rows.fieldnames or ()):
+        raise FileError(f"{path} must be a CSV with the columns {', '.join(COLUMNS)}, got others")
+    yield from rows
 
 
 def _layer_scale(row: dict[str, str]) -> str:
@@ -86,11 +94,10 @@ def _best_sums(
 ) -> PeerTimes:
     """Return the best peer's time of all `ops` together."""
     parts: dict[tuple[str, str, str, int], dict[str, float]] = defaultdict(dict)
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["op"] in ops and row["routing"] == routing and fits(row):
-                key = (row["peer"], row["case"], row["dtype"], int(row["num_tokens"]))
-                parts[key][row["op"]] = float(row["median_us"])
+    for row in _rows(path):
+        if row["op"] in ops and row["routing"] == routing and fits(row):
+            key = (row["peer"], row["case"], row["dtype"], int(row["num_tokens"]))
+            parts[key][row["op"]] = float(row["median_us"])
     best: PeerTimes = {}
     for (_, case, dtype, tokens), times in parts.items():
         if set(times) == ops:

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import bars, bars_fp8, bars_layer, bars_masked
+from bench.files import FileError, refused_in_a_line, text_of
 from bench.layouts import CONTIGUOUS, MASKED
 from bench.ops import GEMM, LAYER, PAIR
 from bench.peers import PEERS_CSV, Peers, load_peers
 from bench.power import SUSTAINED
 from bench.rows import Row, in_regime, latest, load_rows
 from bench.tables import (
+    BEGIN,
+    END,
     comparison_tables,
     pair_rows,
     provenance,
@@ -49,7 +52,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write what was asked for; returns 1 when a check or a comparison fails."""
-    args = build_parser().parse_args(arguments)
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    with refused_in_a_line(parser):
+        return _report(args)
+
+
+def _report(args: argparse.Namespace) -> int:
     rows = latest(row for path in args.results for row in load_rows(path))
     peers = load_peers(args.peers)
     failed = False
@@ -61,11 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         plot(rows, args.plot)
     if args.readme is not None:
-        args.readme.write_text(replace_section(args.readme.read_text(), readme_section(rows)))
+        _rewrite(args.readme, readme_section(rows), BEGIN, END)
     if args.layer_readme is not None:
         section = layer_readme_section(rows, peers.layers)
-        text = args.layer_readme.read_text()
-        args.layer_readme.write_text(replace_section(text, section, LAYER_BEGIN, LAYER_END))
+        _rewrite(args.layer_readme, section, LAYER_BEGIN, LAYER_END)
     if args.check:
         verdicts = [
             *(bars.evaluate(rows, peers.deep_gemm) if _has_gemms(rows) else ()),
@@ -80,6 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join([*losses, f"{len(losses)} cells lost more than {LOSS - 1:.0%}"]))
         failed |= bool(losses)
     return 1 if failed else 0
+
+
+def _rewrite(path: Path, section: str, first_mark: str, last_mark: str) -> None:
+    text = text_of(path)
+    try:
+        rewritten = replace_section(text, section, first_mark, last_mark)
+    except ValueError:  # the only one it has: no marks
+        raise FileError(f"{path} must hold {first_mark} and {last_mark}, got not both") from None
+    path.write_text(rewritten)
 
 
 def _has_gemms(rows: Sequence[Row]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.files import read_rows
 from bench.layouts import CONTIGUOUS
 from bench.power import BURST
 
@@ -57,8 +58,7 @@ class Row:
 
 def load_rows(path: Path) -> list[Row]:
     """Read a JSONL file written by `bench.run` or `bench.tune`, this version or an older one."""
-    with path.open() as file:
-        return [Row(**json.loads(line)) for line in file if line.strip()]
+    return read_rows(path, lambda columns: Row(**columns), "rows of bench.run or bench.tune")
 
 
 def measurement(row: Row) -> tuple[object, ...]:

@@ -19,13 +19,14 @@ import torch
 
 from bench.arguments import whole, wholes
 from bench.cases import ROUTINGS, case_names, extra_case_names
+from bench.files import refused_in_a_line
 from bench.layer import LAYER_SCALES
 from bench.measure import Environment
 from bench.processes import ProcessLog
 from bench.progress import counted
 from bench.stability_child import policy_of, run_child
 from bench.stability_layer import LAYERS, is_there, make_calls
-from bench.stability_page import label_of, page, plot
+from bench.stability_page import label_of, line_of, page, plot
 from bench.stability_plan import Setting, plan_calls, predicted_us, tail_of
 from bench.stability_rows import (
     DispatchHostRow,
@@ -94,8 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     path = args.read or args.out or (None if args.dry_run else OUT)
     rows = _measure(args, path) if args.read is None else []
-    if path is not None:
-        rows = load_stability_rows(path)
+    if path is not None and (rows or args.read is not None):
+        with refused_in_a_line(parser):
+            rows = load_stability_rows(path)
     if args.markdown is not None:
         args.markdown.write_text(page(rows))
     if args.plot is not None:
@@ -123,25 +125,8 @@ def _measure(args: argparse.Namespace, path: Path | None) -> list[StabilityKind]
             if file is not None:
                 file.write(to_json(row) + "\n")
                 file.flush()
-            print(_line(row), flush=True)
+            print(line_of(row), flush=True)
     return rows
-
-
-def _line(row: StabilityKind) -> str:
-    """Say a row in a line."""
-    if isinstance(row, StabilityRow):
-        said = row.skipped_reason or (
-            f"p50 {row.p50_us:.0f} us, p99 {row.p99_us:.0f}, p99.9 {row.p999_us:.0f}, max "
-            f"{row.max_us:.0f}; {row.compilations} compilations, {row.modules_loaded_late} late"
-        )
-        return f"{label_of(row)}: {said}"
-    if isinstance(row, PreloadRow):
-        return (
-            f"preload: {row.num_kernels} kernels, {row.ms:.0f} ms, {row.mib:.1f} MiB; first call "
-            f"{row.first_call_ms:.3f} ms, median {row.median_ms:.3f}, without preload "
-            f"{row.first_call_without_ms:.1f}"
-        )
-    return f"choice, {'met before' if row.met_before else 'new'}: {row.us:.2f} us"
 
 
 def _columns(environment: Environment) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tables and the plot of `bench.stability`, made from its rows."""
+"""Lines, tables and the plot of `bench.stability`, made from its rows."""
 
 from __future__ import annotations
 
@@ -127,6 +127,23 @@ def _dispatch_table(rows: Sequence[DispatchHostRow]) -> str:
         for row in rows
     ]
     return markdown_table(("problems", "us", "slowest batch", "choices"), body)
+
+
+def line_of(row: StabilityKind) -> str:
+    """Say a row in a line."""
+    if isinstance(row, StabilityRow):
+        said = row.skipped_reason or (
+            f"p50 {row.p50_us:.0f} us, p99 {row.p99_us:.0f}, p99.9 {row.p999_us:.0f}, max "
+            f"{row.max_us:.0f}; {row.compilations} compilations, {row.modules_loaded_late} late"
+        )
+        return f"{label_of(row)}: {said}"
+    if isinstance(row, PreloadRow):
+        return (
+            f"preload: {row.num_kernels} kernels, {row.ms:.0f} ms, {row.mib:.1f} MiB; first call "
+            f"{row.first_call_ms:.3f} ms, median {row.median_ms:.3f}, without preload "
+            f"{row.first_call_without_ms:.1f}"
+        )
+    return f"choice, {'met before' if row.met_before else 'new'}: {row.us:.2f} us"
 
 
 def plot(rows: Sequence[StabilityKind], path: Path) -> None:

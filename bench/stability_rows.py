@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.files import read_rows
+
 SingleCall = tuple[int, float, float, float]
 """num_tokens, wall_us, device_us, floor_us."""
 
@@ -105,8 +107,7 @@ def to_json(row: StabilityKind) -> str:
 
 def load_stability_rows(path: Path) -> list[StabilityKind]:
     """Read a JSONL file written by `bench.stability`."""
-    with path.open() as file:
-        return [_parse(json.loads(line)) for line in file if line.strip()]
+    return read_rows(path, _parse, "rows of bench.stability")
 
 
 def _parse(values: dict[str, Any]) -> StabilityKind:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.cases import Case, get_case
+from bench.files import refused_in_a_line
 from bench.layouts import CONTIGUOUS
 from bench.measure import make_out_buffers, make_pool, measure
 from bench.problem import make_problem
@@ -132,8 +133,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tuner or read its file."""
-    args = build_parser().parse_args(arguments)
-    rows = time_kernels(args) if args.read is None else load_rows(args.read)
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    with refused_in_a_line(parser):
+        rows = time_kernels(args) if args.read is None else load_rows(args.read)
     if args.dry_run:
         return 0
     results = results_by_cell(rows)

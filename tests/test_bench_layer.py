@@ -194,9 +194,11 @@ def test_variants_are_those_that_a_layer_has() -> None:
 # command line
 
 
+COMMAND = ["--dry-run", "--op", LAYER, "--cases", "mixtral", "--tokens", "4", "--commit", "abc"]
+
+
 def dry_run(out: Path, *options: str) -> list[Row]:
-    command = ["--dry-run", "--op", LAYER, "--cases", "mixtral", "--tokens", "4", "--commit", "abc"]
-    assert run.main([*command, "--out", str(out), *options]) == 0
+    assert run.main([*COMMAND, "--out", str(out), *options]) == 0
     return load_rows(out)
 
 
@@ -220,7 +222,9 @@ def test_batch_invariance_is_a_field(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_masked_layers_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dry_run(tmp_path / "rows.jsonl", "--layout", "masked") == []
+    out = tmp_path / "rows.jsonl"
+    assert run.main([*COMMAND, "--out", str(out), "--layout", "masked"]) == 0
+    assert out.read_text() == ""
     assert "moe_ext is skipped: it has no masked layout" in capsys.readouterr().out
 
 
