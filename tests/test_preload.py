@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import subprocess
 import sys
 import types
@@ -71,6 +72,15 @@ def test_a_capture_is_refused(one_gpu):
 def test_another_kind_of_device_is_refused():
     with pytest.raises(ValueError, match="`device` must be a CUDA device, got cpu"):
         moe_ext.preload("cpu")
+
+
+# torch keeps an index in eight bits: 256 is 0 to it.
+@pytest.mark.parametrize("device", [-1, 256, True, 0.5, "cuda:-1", "cuda:256", "gpu"], ids=repr)
+def test_what_is_no_device_is_refused(one_gpu, device):
+    message = f"preload: `device` must be a CUDA device or its index, got {device!r}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        moe_ext.preload(device)
+    assert not one_gpu.loaded
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says so only where there is no GPU")

@@ -136,6 +136,11 @@ def test_another_device_is_refused_in_the_library_s_words(monkeypatch):
     )
 
 
+def test_what_is_no_device():
+    reason = moe_ext.supports(device=-1, **GEMM).reason
+    assert reason == "supports: `device` must be a CUDA device or its index, got -1"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says so only where there is no GPU")
 def test_without_a_gpu_nothing_but_the_reference_runs():
     assert moe_ext.supports(**GEMM).reason.startswith("moe_ext: ")

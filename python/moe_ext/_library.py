@@ -139,14 +139,24 @@ def cuda_device(op: str, device: torch.device | str | int | None) -> tuple[int, 
     Returns:
         Its index, and what a call on it needs.
     """
-    if device is None:
-        device = "cuda"
-    target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if target.type != "cuda":
-        raise ValueError(f"{op}: `device` must be a CUDA device, got {target}")
+    target = _named_device(op, device)
     load()  # says what is missing where there is no CUDA to ask for its current device
     index = torch.cuda.current_device() if target.index is None else target.index
     return index, device_kernels(index)
+
+
+def _named_device(op: str, device: torch.device | str | int | None) -> torch.device:
+    named = "cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device
+    try:
+        target = torch.device(named)
+    except (RuntimeError, TypeError):
+        target = None
+    # torch keeps an index in eight bits, so that cuda:256 is cuda:0 to it.
+    if target is None or (isinstance(named, str) and named not in (target.type, str(target))):
+        raise ValueError(f"{op}: `device` must be a CUDA device or its index, got {device!r}")
+    if target.type != "cuda":
+        raise ValueError(f"{op}: `device` must be a CUDA device, got {target}")
+    return target
 
 
 def _op(name: str) -> Callable[..., Any]:
