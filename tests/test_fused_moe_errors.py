@@ -244,6 +244,18 @@ ERRORS = {
     ),
     "limit_0": ({"limit": value(0.0)}, "`limit` must be positive, got 0.0"),
     "limit_nan": ({"limit": value(float("nan"))}, "`limit` must be positive, got nan"),
+    "routed_scale_nan": (
+        {"routed_scale": value(float("nan"))},
+        "`routed_scale` must be finite in float32, got nan",
+    ),
+    "routed_scale_infinite": (
+        {"routed_scale": value(-float("inf"))},
+        "`routed_scale` must be finite in float32, got -inf",
+    ),
+    "routed_scale_beyond_float32": (
+        {"routed_scale": value(1e39)},
+        "`routed_scale` must be finite in float32, got 1e+39",
+    ),
     "gate_up_layout": (
         {"gate_up_layout": value("split")},
         '`gate_up_layout` must be one of "concatenated", "interleaved", got "split"',

@@ -246,6 +246,8 @@ def test_what_is_refused_has_the_documented_message(kernels):
         ("`limit` must be positive, got 0.0", {"limit": 0.0}),
         ("`limit` must be positive, got nan", {"limit": float("nan")}),
         ("`limit` must be positive, got -1", {"limit": -1}),
+        ("`routed_scale` must be finite in float32, got nan", {"routed_scale": float("nan")}),
+        ("`routed_scale` must be finite in float32, got inf", {"routed_scale": float("inf")}),
         ("`accumulate` must be", {"accumulate": "slow"}),
         ("`accumulate` must be", {"accumulate": "fast"}),
     ):

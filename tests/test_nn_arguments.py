@@ -46,6 +46,10 @@ CONSTRUCTOR = {
     ),
     "first": ({"first_expert": None}, "`first_expert` must be an int, got None"),
     "no scale": ({"routed_scale": None}, "`routed_scale` must be a number, got None"),
+    "scale that is none": (
+        {"routed_scale": float("nan")},
+        "`routed_scale` must be finite in float32, got nan",
+    ),
     "scale": ({"routed_scale": "x"}, '`routed_scale` must be a number, got "x"'),
     "accumulate": ({"accumulate": 1}, "`accumulate` must be a string, got 1"),
     "invariant": (

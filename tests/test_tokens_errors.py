@@ -149,6 +149,14 @@ COMBINE_ERRORS = {
         {"addend": lambda device: torch.ones(NUM_TOKENS, 18, device=device)[:, :16]},
         "`addend` must have a multiple of 4 (16 bytes) between its rows, got strides (18, 1)",
     ),
+    "routed_scale_nan": (
+        {"routed_scale": value(float("nan"))},
+        "`routed_scale` must be finite in float32, got nan",
+    ),
+    "routed_scale_infinite": (
+        {"routed_scale": value(-float("inf"))},
+        "`routed_scale` must be finite in float32, got -inf",
+    ),
     "out_dtype": (
         {"out_dtype": value(torch.float16)},
         "`out_dtype` must be bfloat16 or float32, got float16",

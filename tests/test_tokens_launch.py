@@ -93,4 +93,5 @@ def test_a_refused_combination_is_left_to_the_checks(combinations):
     assert _combine_run._launch(y, slot_row.view(3, 2), None, 2, None, 1.0, None) is None
     assert _combine_run._launch(y, slot_row, None, 0, None, 1.0, None) is None
     assert _combine_run._launch(y, slot_row, None, 2, None, 1.0, torch.float16) is None
+    assert _combine_run._launch(y, slot_row, None, 2, None, float("nan"), None) is None
     assert combinations == []

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moe_ext._sort_checks import MAX_TOP_K
-from moe_ext._words import device_message, name_of
+from moe_ext._words import check_finite, device_message, name_of
 
 RESULTS = (torch.bfloat16, torch.float32)
 _ROW_BYTES = 16
@@ -53,6 +53,7 @@ def check_combine_tokens(
     if addend is not None:
         _check_matrix("addend", addend, y, (num_tokens, y.shape[1]))
         _check_rows("addend", addend, has_memory)
+    check_finite("combine_tokens", "routed_scale", routed_scale)
     if out_dtype is not None and out_dtype not in RESULTS:
         raise ValueError(
             f"combine_tokens: `out_dtype` must be bfloat16 or float32, got {name_of(out_dtype)}"

@@ -11,6 +11,7 @@ from moe_ext._combine_checks import RESULTS, check_combine_tokens
 from moe_ext._cpu import warn_of_cpu
 from moe_ext._library import device_kernels
 from moe_ext._tokens_reference import combine_tokens_reference
+from moe_ext._words import FLOAT_MAX
 
 
 def empty_output(y: Tensor, slot_row: Tensor, top_k: int, out_dtype: torch.dtype | None) -> Tensor:
@@ -35,6 +36,8 @@ def _launch(
     if y.dim() != 2 or slot_row.dim() != 1 or top_k < 1:
         return None
     if out_dtype is not None and out_dtype not in RESULTS:
+        return None
+    if not abs(routed_scale) <= FLOAT_MAX:  # a NaN among them
         return None
     kernels = device_kernels(y.get_device())
     out = empty_output(y, slot_row, top_k, out_dtype)

@@ -15,7 +15,7 @@ from moe_ext._activations import ACTIVATIONS, CONCATENATED, GATE_UP_LAYOUTS, res
 from moe_ext._checks import _bad_stride, _pointer_message, _stride_message
 from moe_ext._fused_moe_scales import WeightScale, check_accumulate, check_scales
 from moe_ext._fused_moe_workspace import MAX_EXPERTS, MAX_SLOTS, MAX_TOP_K, workspace_bytes
-from moe_ext._words import FLOAT_MAX, device_message, name_of
+from moe_ext._words import check_finite, device_message, name_of
 
 _ALIGNMENT_BYTES = 16
 _BF16 = torch.bfloat16
@@ -65,9 +65,9 @@ def check_fused_moe(
     first_expert: int = 0,
     expert_map: Tensor | None = None,
     addend: Tensor | None = None,
-    routed_scale: float = 1.0,  # nor about this
+    routed_scale: float = 1.0,
     accumulate: str = "promoted",
-    batch_invariant: bool = False,  # nor this
+    batch_invariant: bool = False,  # nor about this
     workspace: Tensor | None = None,
     has_memory: bool = True,
 ) -> Layer:
@@ -92,6 +92,7 @@ def check_fused_moe(
         form = "(num_tokens, hidden)"
         _check_like(op, "addend", addend, form, (num_tokens, hidden_size), hidden_states)
         _check_rows(op, "addend", addend, has_memory)
+    check_finite(op, "routed_scale", routed_scale)
     check_accumulate(op, accumulate, layouts)
     if workspace is not None:
         needed = workspace_bytes(num_tokens * top_k, hidden_size, intermediate_size, num_experts)
@@ -131,8 +132,8 @@ def _check_activation(
             )
         if not value > 0:
             raise ValueError(f"{op}: `{argument}` must be positive, got {value}")
-        if argument == "alpha" and value > FLOAT_MAX:
-            raise ValueError(f"{op}: `alpha` must be finite in float32, got {value}")
+        if argument == "alpha":
+            check_finite(op, argument, value)
     if gate_up_layout not in GATE_UP_LAYOUTS:
         raise ValueError(
             f"{op}: `gate_up_layout` must be one of {_quoted(GATE_UP_LAYOUTS)}, got "

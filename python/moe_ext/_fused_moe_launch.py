@@ -8,6 +8,7 @@ from moe_ext._activations import ACTIVATIONS, CONCATENATED, INTERLEAVED, gating
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_kernels import choose_kernels
 from moe_ext._library import device_kernels
+from moe_ext._words import FLOAT_MAX
 
 # Bits of the C++ ops' `flags`, twins of LayerFlag, csrc/fused_moe/op.hpp.
 _INTERLEAVED, _UNGATED, _WEIGHTS_ON_INPUT, _FAST, _BATCH_INVARIANT, _REMEMBER = (
@@ -109,7 +110,10 @@ def launch(
             flags,
         )
         return result
+    # What the C++ op does not look at. Comparisons with a NaN are false.
     if (alpha is not None and not alpha > 0) or (limit is not None and not limit > 0):
+        return None
+    if not abs(routed_scale) <= FLOAT_MAX:
         return None
     result = kernels.fused_moe_launch_with(
         hidden_states,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moe_ext._words import FLOAT_MAX, device_message, name_of
+from moe_ext._words import check_finite, device_message, name_of
 
 SCORINGS = {"softmax": 0, "softmax_topk": 1, "sigmoid": 2, "sqrt_softplus": 3}
 """What `scoring` may be, and the number that the C++ op takes for it."""
@@ -57,8 +57,7 @@ def check_topk_routing(
     _check_choice(op, num_experts, top_k, num_groups, topk_groups)
     if correction_bias is not None:
         _check_bias(op, correction_bias, logits)
-    if not abs(scale) <= FLOAT_MAX:
-        raise ValueError(f"{op}: `scale` must be finite in float32, got {scale}")
+    check_finite(op, "scale", scale)
     if outputs is not None:
         _check_output(op, "weights", outputs[0], torch.float32, logits, top_k)
         _check_output(op, "ids", outputs[1], torch.int32, logits, top_k)

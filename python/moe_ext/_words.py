@@ -19,6 +19,12 @@ def check_given(op: str, argument: str, tensor: Tensor | None) -> None:
         raise ValueError(f"{op}: `{argument}` must be a tensor, got None")
 
 
+def check_finite(op: str, argument: str, value: float) -> None:
+    """Raise a ValueError for a number that float32 has not, a NaN among them."""
+    if not abs(value) <= FLOAT_MAX:
+        raise ValueError(f"{op}: `{argument}` must be finite in float32, got {value}")
+
+
 def device_message(op: str, argument: str, tensor: Tensor, first: str, like: Tensor) -> str:
     """Say that `tensor` must be where `like`, the op's argument `first`, is."""
     return f"{op}: `{argument}` must be on {like.device}, where `{first}` is, got {tensor.device}"

@@ -39,7 +39,7 @@ def combine_tokens(
         top_k: rows of a token, 1 to 32.
         addend: (num_tokens, hidden_size), bfloat16 or float32, same device, rows as those of `y`:
             what other experts make of the token. Not multiplied by `routed_scale`. None is 0.
-        routed_scale: factor of the sum, taken in float32.
+        routed_scale: factor of the sum, taken in float32 and finite there.
         out_dtype: torch.bfloat16 (the default) or torch.float32.
 
     Returns:

@@ -101,7 +101,7 @@ def fused_moe(
             with `first_expert`.
         addend: (num_tokens, hidden), bfloat16 or float32, same device, last dimension contiguous,
             rows 16-byte aligned: added to each token, as a shared expert's result. None is 0.
-        routed_scale: factor of the sum over experts, not of `addend`.
+        routed_scale: factor of the sum over experts, not of `addend`; finite in float32.
         accumulate: FP8 only. "promoted" or "fast", as in `grouped_gemm`.
         batch_invariant: makes the result of a token bitwise independent of the other tokens, at
             some cost: kernels that split K, whose choice depends on how many tokens there are, are
