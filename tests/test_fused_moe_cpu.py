@@ -113,6 +113,12 @@ def test_interleaved_is_the_concatenated_layer_with_its_rows_in_another_order():
     assert_close_to_reference(out, moe_ext.fused_moe(**layer).float())
 
 
+@pytest.mark.parametrize("limit", [float("inf"), 1e39, 1e300])
+def test_a_limit_that_no_float32_reaches_is_none(limit):
+    layer = random_layer("bf16", "swiglu", Sizes())
+    assert torch.equal(moe_ext.fused_moe(**layer, limit=limit), moe_ext.fused_moe(**layer))
+
+
 @pytest.mark.parametrize(
     ("activation", "options"),
     [

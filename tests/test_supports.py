@@ -28,6 +28,7 @@ def on_cpu(op, **problem):
         ("grouped_gemm", GEMM | {"dtype": "fp8", "scale_a": "block", "scale_b": "block"}),
         ("grouped_gemm", GEMM | {"dtype": "fp8", "scale_a": (48, 4), "scale_b": (4, 2, 4)}),
         ("grouped_gemm", GEMM | {"bias": True, "out_dtype": torch.float32, "offs_ready": True}),
+        ("grouped_gemm", GEMM | {"bias": None, "out_dtype": "fp32", "n": 260}),
         (
             "grouped_gemm",
             GEMM
@@ -71,6 +72,7 @@ def test_what_runs(op, problem):
         ("fused_moe", LAYER, "fused_moe: `w13_scale` must be given for float8_e4m3fn weights"),
         ("fused_moe", LAYER | BLOCK | {"top_k": 33}, "fused_moe: `topk_ids` must have 1 to 32"),
         ("fused_moe", LAYER | BLOCK | {"activation": "tanh"}, "fused_moe: `activation` must be"),
+        ("fused_moe", LAYER | BLOCK | {"routed_scale": float("nan")}, "fused_moe: `routed_scale` "),
         ("fused_moe", LAYER | BLOCK | {"a1_scale": True}, "fused_moe: `a1_scale` must be None"),
         ("fused_moe_masked", BUFFERS | BLOCK | {"hidden_size": 100}, "fused_moe_masked: `hidden_"),
         (
@@ -163,7 +165,17 @@ def test_what_is_no_question_raises():
         on_cpu("grouped_gemm", **GEMM | {"num_rows": 4.5})
 
 
-@pytest.mark.parametrize("wrong", [{"expert_map": True}, {"num_tokens": 2**70}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"expert_map": True},
+        {"num_tokens": 2**70},
+        {"first_expert": 1.5},
+        {"routed_scale": None},
+        {"w13_bias": 0.5},
+        {"dtype": None},
+    ],
+)
 def test_a_part_of_another_kind_is_named(wrong):
     problem = {
         "num_tokens": 4,
@@ -175,6 +187,12 @@ def test_a_part_of_another_kind_is_named(wrong):
     }
     with pytest.raises(TypeError, match=r"supports: every part .* got .*num_tokens="):
         moe_ext.supports("fused_moe", device="cpu", **problem | wrong)
+
+
+def test_an_option_of_another_kind_is_named_with_the_kind_that_it_has():
+    message = r"supports: .* expected_rows=2.5.*Optional\[int\].* for argument 'expected_rows'"
+    with pytest.raises(TypeError, match=message):
+        on_cpu("fused_moe_masked", **BUFFERS, **BLOCK, expected_rows=2.5)
 
 
 def test_an_op_that_is_no_name():

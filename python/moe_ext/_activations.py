@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from moe_ext._words import FLOAT_MAX
+
 INTERLEAVED = "interleaved"
 CONCATENATED = "concatenated"
 GATE_UP_LAYOUTS = (CONCATENATED, INTERLEAVED)
@@ -92,7 +94,9 @@ def resolved(
     default = ACTIVATIONS[activation]
     alpha = default.alpha if alpha is None else alpha
     limit = default.limit if limit is None else limit
-    return 0.0 if alpha is None else alpha, _NONE if limit is None else limit
+    if limit is None or limit > FLOAT_MAX:  # no value of float32 is beyond it
+        limit = _NONE
+    return 0.0 if alpha is None else alpha, limit
 
 
 def activate(

@@ -1,6 +1,7 @@
 """Problems given by sizes and dtypes alone, held to the ops' own checks and the dispatcher.
 
-Tensors without memory stand for the arguments, so that no rule is written a second time.
+Tensors without memory stand for the arguments, so that no rule is written a second time: the checks
+say what is wrong with a value, calls of the ops what is of another kind.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ from moe_ext._quantize_checks import check_quantize_fp8
 from moe_ext._routing_checks import check_topk_routing
 from moe_ext._scales import SCALE_BLOCK
 from moe_ext._sort_checks import check_sort_tokens
+from moe_ext.combine_tokens import combine_tokens
+from moe_ext.fused_moe import fused_moe
+from moe_ext.fused_moe_masked import fused_moe_masked
+from moe_ext.grouped_gemm import grouped_gemm
+from moe_ext.grouped_gemm_masked import grouped_gemm_masked
+from moe_ext.quantize import quantize_fp8
+from moe_ext.routing import topk_routing
+from moe_ext.sort_tokens import sort_tokens
 
 _DTYPES = {
     "bf16": torch.bfloat16,
@@ -38,22 +47,35 @@ Shape = tuple[int, ...]
 ScaleForm = str | Shape | None
 
 
+def _torch_dtype(dtype: Dtype) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype in _DTYPES:
+        return _DTYPES[dtype]
+    message = f"supports: `dtype` must be torch's or one of {', '.join(_DTYPES)}, got {dtype!r}"
+    raise (ValueError if isinstance(dtype, str) else TypeError)(message)
+
+
 def _tensor(shape: Sequence[int], dtype: Dtype) -> Tensor:
     """Make a tensor without memory."""
-    if isinstance(dtype, str):
-        if dtype not in _DTYPES:
-            raise ValueError(
-                f"supports: `dtype` must be torch's or one of {', '.join(_DTYPES)}, got {dtype!r}"
-            )
-        dtype = _DTYPES[dtype]
     if any(isinstance(size, bool) or not isinstance(size, int) for size in shape):
         raise TypeError(f"supports: sizes must be whole numbers, got {tuple(shape)}")
     if any(size < 0 for size in shape):
         raise ValueError(f"supports: sizes must not be negative, got {tuple(shape)}")
-    return torch.empty(tuple(shape), dtype=dtype, device="meta")
+    return torch.empty(tuple(shape), dtype=_torch_dtype(dtype), device="meta")
 
 
-def _optional(given: bool, shape: Sequence[int]) -> Tensor | None:
+def _call(op: Callable[..., Any], *operands: Tensor, **options: Any) -> None:
+    """Raise a TypeError for an option that torch does not take for one of the op's."""
+    try:
+        op(*operands, **options)
+    except RuntimeError as error:
+        raise TypeError(str(error)) from error
+
+
+def _optional(given: bool | None, shape: Sequence[int]) -> Tensor | None:
+    if given is not None and not isinstance(given, bool):
+        raise TypeError(f"supports: whether there is a tensor must be True or False, got {given!r}")
     return _tensor(shape, torch.float32) if given else None
 
 
@@ -83,7 +105,7 @@ def _weight_scale(
 
 
 def _gemm(
-    op: str,
+    op: Callable[..., Tensor],
     rows: Shape,
     *,
     dtype: Dtype,
@@ -94,31 +116,33 @@ def _gemm(
     scale_b: ScaleForm = None,
     scale_b_offset: Shape = (0, 0),
     n_segments: int = 1,
-    bias: bool = False,
+    bias: bool | None = False,
+    out_dtype: Dtype | None = None,
     **options: Any,
 ) -> None:
     by_row = {"tensor": (), "channel": rows, "block": (*rows, ceil_div(k, SCALE_BLOCK))}
-    form = check_grouped_gemm(
-        op,
-        None,
+    operands = (
         _tensor((*rows, k), dtype),
         _tensor((num_groups, n, k), dtype),
         _tensor((num_groups,), torch.int32),
-        masked=len(rows) == 2,
-        scale_a=_scale(scale_a, by_row),
-        scale_b=_weight_scale(scale_b, num_groups, n, k, n_segments, scale_b_offset),
-        scale_b_offset=scale_b_offset,
-        n_segments=n_segments,
-        bias=_optional(bias, (num_groups, n)),
-        **options,
-        has_memory=False,
     )
+    options |= {
+        "scale_a": _scale(scale_a, by_row),
+        "scale_b": _weight_scale(scale_b, num_groups, n, k, n_segments, scale_b_offset),
+        "scale_b_offset": scale_b_offset,
+        "n_segments": n_segments,
+        "bias": _optional(bias, (num_groups, n)),
+        "out_dtype": None if out_dtype is None else _torch_dtype(out_dtype),
+    }
+    name, masked = op.__name__, len(rows) == 2
+    form = check_grouped_gemm(name, None, *operands, masked=masked, **options, has_memory=False)
     num_rows = math.prod(rows)
     if num_rows > MAX_SIZE:
-        raise ValueError(f"{op}: `a` must have at most {MAX_SIZE} rows, got {num_rows}")
-    for name, size in (("n", n), ("k", k)):
+        raise ValueError(f"{name}: `a` must have at most {MAX_SIZE} rows, got {num_rows}")
+    for dimension, size in (("n", n), ("k", k)):
         if size > MAX_SIZE:
-            raise ValueError(f"{op}: {name} must be at most {MAX_SIZE}, got {size}")
+            raise ValueError(f"{name}: {dimension} must be at most {MAX_SIZE}, got {size}")
+    _call(op, *operands, **options)
     choose(
         dtype=form.dtype,
         accumulate=form.accumulate,
@@ -130,16 +154,16 @@ def _gemm(
 
 
 def _grouped_gemm(*, num_rows: int, **problem: Any) -> None:
-    _gemm("grouped_gemm", (num_rows,), **problem)
+    _gemm(grouped_gemm, (num_rows,), **problem)
 
 
 def _grouped_gemm_masked(*, num_groups: int, max_rows: int, **problem: Any) -> None:
-    _gemm("grouped_gemm_masked", (num_groups, max_rows), num_groups=num_groups, **problem)
+    _gemm(grouped_gemm_masked, (num_groups, max_rows), num_groups=num_groups, **problem)
 
 
 def _layer(
+    op: Callable[..., Tensor],
     check: Callable[..., Layer],
-    op: str,
     rows: Shape,
     routing: tuple[Tensor, ...],
     *,
@@ -150,54 +174,56 @@ def _layer(
     activation: str = "swiglu",
     w13_scale: ScaleForm = None,
     w2_scale: ScaleForm = None,
-    a1_scale: bool = False,
-    a2_scale: bool = False,
-    w13_bias: bool = False,
-    w2_bias: bool = False,
+    a1_scale: bool | None = False,
+    a2_scale: bool | None = False,
+    w13_bias: bool | None = False,
+    w2_bias: bool | None = False,
     accumulate: str = "promoted",
     batch_invariant: bool = False,
     **options: Any,
 ) -> None:
     form = ACTIVATIONS.get(activation)
     n = intermediate_size * (2 if form is None or form.gated else 1)
-    layer = check(
-        op,
-        None,
+    operands = (
         _tensor((*rows, hidden_size), torch.bfloat16),
         _tensor((num_experts, n, hidden_size), dtype),
         _tensor((num_experts, hidden_size, intermediate_size), dtype),
         *routing,
-        w13_scale=_weight_scale(w13_scale, num_experts, n, hidden_size),
-        w2_scale=_weight_scale(w2_scale, num_experts, hidden_size, intermediate_size),
-        a1_scale=_optional(a1_scale, ()),
-        a2_scale=_optional(a2_scale, ()),
-        w13_bias=_optional(w13_bias, (num_experts, n)),
-        w2_bias=_optional(w2_bias, (num_experts, hidden_size)),
-        activation=activation,
-        accumulate=accumulate,
-        batch_invariant=batch_invariant,
-        **options,
-        has_memory=False,
     )
-    choose_kernels(layer, accumulate, w13_bias, batch_invariant, _ANY_SM_COUNT)
+    options |= {
+        "w13_scale": _weight_scale(w13_scale, num_experts, n, hidden_size),
+        "w2_scale": _weight_scale(w2_scale, num_experts, hidden_size, intermediate_size),
+        "a1_scale": _optional(a1_scale, ()),
+        "a2_scale": _optional(a2_scale, ()),
+        "w13_bias": _optional(w13_bias, (num_experts, n)),
+        "w2_bias": _optional(w2_bias, (num_experts, hidden_size)),
+        "activation": activation,
+        "accumulate": accumulate,
+        "batch_invariant": batch_invariant,
+    }
+    layer = check(op.__name__, None, *operands, **options, has_memory=False)
+    _call(op, *operands, **options)
+    choose_kernels(layer, accumulate, bool(w13_bias), bool(batch_invariant), _ANY_SM_COUNT)
 
 
 def _fused_moe(
-    *, num_tokens: int, top_k: int, hidden_size: int, addend: bool = False, **problem: Any
+    *, num_tokens: int, top_k: int, hidden_size: int, addend: bool | None = False, **problem: Any
 ) -> None:
     routing = tuple(_tensor((num_tokens, top_k), kind) for kind in (torch.float32, torch.int32))
     problem |= {"hidden_size": hidden_size, "addend": _optional(addend, (num_tokens, hidden_size))}
-    _layer(check_fused_moe, "fused_moe", (num_tokens,), routing, **problem)
+    _layer(fused_moe, check_fused_moe, (num_tokens,), routing, **problem)
 
 
 def _fused_moe_masked(*, num_experts: int, max_rows: int, **problem: Any) -> None:
     rows, counts = (num_experts, max_rows), _tensor((num_experts,), torch.int32)
     problem["num_experts"] = num_experts
-    _layer(check_fused_moe_masked, "fused_moe_masked", rows, (counts,), **problem)
+    _layer(fused_moe_masked, check_fused_moe_masked, rows, (counts,), **problem)
 
 
 def _quantize_fp8(*, dtype: Dtype, shape: Shape, granularity: str, **options: Any) -> None:
-    check_quantize_fp8("quantize_fp8", None, _tensor(shape, dtype), granularity, **options)
+    x = _tensor(shape, dtype)
+    check_quantize_fp8("quantize_fp8", None, x, granularity, **options)
+    _call(quantize_fp8, x, granularity=granularity, **options)
 
 
 def _topk_routing(
@@ -206,12 +232,13 @@ def _topk_routing(
     num_experts: int,
     top_k: int,
     dtype: Dtype = "bf16",
-    correction_bias: bool = False,
+    correction_bias: bool | None = False,
     **options: Any,
 ) -> None:
     logits = _tensor((num_tokens, num_experts), dtype)
     options["correction_bias"] = _optional(correction_bias, (num_experts,))
     check_topk_routing("topk_routing", None, logits, top_k, **options)
+    _call(topk_routing, logits, top_k=top_k, **options)
 
 
 def _sort_tokens(
@@ -222,22 +249,33 @@ def _sort_tokens(
     dtype: torch.dtype = torch.int32,
     **options: Any,
 ) -> None:
-    check_sort_tokens(_tensor((num_tokens, top_k), dtype), num_experts, **options)
+    topk_ids = _tensor((num_tokens, top_k), dtype)
+    check_sort_tokens(topk_ids, num_experts, **options)
+    _call(sort_tokens, topk_ids, num_experts=num_experts, **options)
 
 
 def _combine_tokens(
-    *, num_tokens: int, top_k: int, hidden_size: int, addend: bool = False, **options: Any
+    *,
+    num_tokens: int,
+    top_k: int,
+    hidden_size: int,
+    addend: bool | None = False,
+    out_dtype: Dtype | None = None,
+    **options: Any,
 ) -> None:
     num_slots = num_tokens * top_k
-    check_combine_tokens(
+    operands = (
         _tensor((num_slots, hidden_size), torch.bfloat16),
         _tensor((num_slots,), torch.int32),
         _tensor((num_tokens, top_k), torch.float32),
-        top_k=top_k,
-        addend=_optional(addend, (num_tokens, hidden_size)),
-        **options,
-        has_memory=False,
     )
+    options |= {
+        "top_k": top_k,
+        "addend": _optional(addend, (num_tokens, hidden_size)),
+        "out_dtype": None if out_dtype is None else _torch_dtype(out_dtype),
+    }
+    check_combine_tokens(*operands, **options, has_memory=False)
+    _call(combine_tokens, *operands, **options)
 
 
 CHECKS: dict[str, Callable[..., None]] = {
