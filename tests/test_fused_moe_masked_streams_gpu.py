@@ -16,15 +16,14 @@ from support.fused_moe_masked import (
     rows_that_count,
     sizes_of,
 )
+from support.graphs import assert_every_replay_is_right, captured
 from support.tolerance import assert_same_bits
-from test_fused_moe_streams_gpu import captured
 
 pytestmark = pytest.mark.gpu
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 COUNTS = (0, 33, 7, 64, 1, 0, 40, 65)
 MAX_ROWS = 65
-REPLAYS = 1000
 
 
 def integers(layout, seed=1, counts=COUNTS):
@@ -79,16 +78,7 @@ def test_replays_with_fresh_counts(layout):
         fused_moe_masked_reference(**layer | {"counts": counts}, out=expected)
         draws.append((counts, expected))
     graph = captured(layers)
-    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    for replay in range(REPLAYS):
-        counts, expected = draws[replay % len(draws)]
-        layer["counts"].copy_(counts)
-        for out in outs:
-            out.fill_(float("nan"))
-        graph.replay()
-        for out in outs:
-            wrong += (out.view(torch.int16) != expected.view(torch.int16)).sum()
-    assert int(wrong) == 0
+    assert_every_replay_is_right(graph, layer["counts"], draws, outs)
 
 
 @layouts

@@ -7,13 +7,13 @@ import pytest
 import torch
 from moe_ext.reference import fused_moe_reference
 from support.fused_moe import LAYOUTS, OPERANDS, Sizes, integer_layer, random_layer
+from support.graphs import assert_every_replay_is_right, captured
 from support.tolerance import assert_close_to_reference, assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 SIZES = Sizes(num_tokens=33, num_experts=8, top_k=4, hidden=256, intermediate=192)
-REPLAYS = 1000
 
 
 def workspace_of(sizes, num_tokens):
@@ -25,20 +25,6 @@ def workspace_of(sizes, num_tokens):
         num_experts=sizes.num_experts,
     )
     return torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda")
-
-
-def captured(function):
-    """Run `function` on a side stream, then capture it into a graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph
 
 
 @pytest.mark.parametrize("layout", ["bf16", "tensor", "channel", "segments"])
@@ -63,16 +49,7 @@ def test_replays_with_fresh_routing(layout):
         expected = fused_moe_reference(**layer | {"topk_ids": ids})
         routings.append((ids, expected))
     graph = captured(layers)
-    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    for replay in range(REPLAYS):
-        ids, expected = routings[replay % len(routings)]
-        layer["topk_ids"].copy_(ids)
-        for out in outs:
-            out.fill_(float("nan"))
-        graph.replay()
-        for out in outs:
-            wrong += (out.view(torch.int16) != expected.view(torch.int16)).sum()
-    assert int(wrong) == 0
+    assert_every_replay_is_right(graph, layer["topk_ids"], routings, outs)
 
 
 @layouts

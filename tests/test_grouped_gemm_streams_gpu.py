@@ -10,6 +10,7 @@ import moe_ext
 import pytest
 import torch
 from moe_ext.reference import grouped_gemm_reference
+from support.graphs import captured
 from support.inputs import named_problem, offs_of, poisoned
 from support.tolerance import assert_same_bits, assert_untouched
 
@@ -27,20 +28,6 @@ def integers(*shape, device="cuda"):
 def powers(*shape):
     """Scales that keep integers whole."""
     return 2.0 ** torch.randint(0, 3, shape, device="cuda")
-
-
-def captured(function, warm_ups=2):
-    """Run `function` on a side stream, then capture it into a graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(warm_ups):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "fp8"])
