@@ -4,7 +4,7 @@
 #   MOE_EXT_BUILD_CUDA=...   auto, on or off (default: auto where a GPU is visible, else off)
 #   PYTHON=python3           the interpreter that makes .venv
 #   OFFLINE=1                no network and no .venv: PYTHON itself, with python/moe_ext/moe_ext_cuda.so if it is there
-#   ARGS=...                 further arguments of pytest or of the demo
+#   ARGS=...                 further arguments of the demo or of pytest (CONTRIBUTING.md has those for parallel tests)
 PYTHON ?= python3
 TORCH ?= torch
 OFFLINE ?=
