@@ -14,6 +14,7 @@ from moe_ext._fused_moe_kernels import Kernels
 from moe_ext._fused_moe_run import run_fused_moe
 from moe_ext._fused_moe_workspace import workspace_bytes
 from support.fused_moe import OPERANDS, Sizes, random_layer
+from support.kernels import rows_kernel
 from support.tolerance import assert_same_bits
 
 pytestmark = pytest.mark.gpu
@@ -23,22 +24,14 @@ SIZES = {
     "whole_tiles": Sizes(201, 6, 3, 512, 256),
     "ragged": Sizes(201, 6, 3, 528, 200),
 }
-LAYOUTS = {"bf16": "fp32", "channel": "promoted", "block": "block", "segments": "block"}
+LAYOUTS = {
+    "bf16": "fp32",
+    "channel": "promoted",
+    "static": "promoted",
+    "block": "block",
+    "segments": "block",
+}
 JOINING = [config.id for config in all_configs() if config.output != "rows"]
-
-
-def rows_kernel(gate_up):
-    """A kernel of the second GEMM for a kernel of the first: itself if it can."""
-    if gate_up.output == "either":
-        return gate_up
-    return next(
-        config
-        for config in all_configs()
-        if config.output == "rows"
-        and (config.dtype, config.accumulate, config.split_k)
-        == (gate_up.dtype, gate_up.accumulate, 1)
-        and config.order != "SwapABRows"
-    )
 
 
 def run_with(kernels, layer, monkeypatch):
@@ -69,7 +62,10 @@ def test_kernels_of_a_layer_agree_to_the_bit(layout, name, config, monkeypatch):
         pytest.skip("a kernel of another kind")
     if layout == "block" and name == "ragged" and not gate_up.swapped:
         pytest.skip("blocks of up that begin within 128 columns")
-    layer = random_layer(layout, "swiglu", SIZES[name], "cuda")
+    layer = random_layer("expert" if layout == "static" else layout, "swiglu", SIZES[name], "cuda")
+    if layout == "static":  # some features are past the largest that fits
+        layer |= {"a1_scale": torch.tensor(0.01, device="cuda")}
+        layer |= {"a2_scale": torch.tensor(0.002, device="cuda")}
     layer["topk_ids"] = layer["topk_ids"] % 5
     layer["topk_ids"][::4] = 0
     expected = moe_ext.fused_moe(**layer)

@@ -92,6 +92,51 @@ void check_out(Tensor const& out, Form const& form) {
   check_rows_aligned(kOp, "out", out, out.mutable_data_ptr());
 }
 
+/// Whether a kernel that can read rows where their tokens are should, in place of one before it that puts them in order.
+/// That one's time grows with rows and hidden size; what the GEMM loses, where it is bound by the tensor core, with the
+/// intermediate size too. With few tokens a launch less counts, unless each row's scale must be found first. Measured in
+/// docs/notes/token-gather.md.
+bool should_gather(gemm::Config const& config, Form const& form, GatherFormat format) {
+  constexpr std::int64_t kShortIntermediate = 1024;
+  constexpr std::int64_t kFewRowsPerExpert = 256;
+  if (config.tile_tokens < 64) {
+    return format != GatherFormat::RowScale;
+  }
+  bool const loads_bind =
+      !form.fp8 && config.tile_weights == 256 && form.slots() <= kFewRowsPerExpert * form.num_experts;
+  return form.intermediate <= kShortIntermediate || loads_bind;
+}
+
+/// Whether a kernel can do that: in whole pieces of 16 bytes, which 32 bits count.
+bool can_gather(gemm::Config const& config, Form const& form, GatherParams const& rows) {
+  std::int64_t const row_bytes = form.fp8 ? rows.out_row_stride : rows.x_row_stride * 2;
+  return gemm::gathers_tokens(config) && form.hidden * (form.fp8 ? 1 : 2) % 16 == 0 &&
+         form.num_tokens * (row_bytes / 16) <= std::numeric_limits<std::uint32_t>::max();
+}
+
+/// Gate_up reads rows where their tokens are: those of `hidden_states`, or of FP8 as many quantised ones.
+void gather_in_gate_up(Layer& layer, Form const& form, WorkspaceParts const& parts) {
+  gemm::Params& first = layer.gate_up.params;
+  layer.sort.tokens_of_rows = true;
+  first.token_of_row = parts.row_slot;
+  first.offs_ready = false;
+  first.programmatic = true;
+  GatherParams& tokens = layer.gather;
+  if (!form.fp8) {
+    layer.gathers = false;
+    first.a = tokens.x;
+    first.a_row_stride_bytes = tokens.x_row_stride * 2;
+    return;
+  }
+  tokens.row_slot = nullptr;
+  tokens.slot_row = nullptr;
+  tokens.num_rows = nullptr;
+  tokens.top_k = 1;
+  tokens.max_rows = static_cast<int>(form.num_tokens);
+  // A sort of more than one launch has its scratch where quantised tokens go.
+  tokens.beside_previous = sort_scratch_elems(form.slots(), static_cast<int>(form.num_experts)) == 0;
+}
+
 }  // namespace
 
 gemm::Gating make_gating(std::array<float, 6> const& numbers, std::int64_t intermediate, std::int64_t flags) {
@@ -186,6 +231,7 @@ Layer check_layer(Call const& call,
   WorkspaceParts const parts = check_workspace(
       workspace, slots, form.hidden, form.intermediate, form.num_experts, form.fp8, apart, form.device);
   Layer layer{.sort = check_sort(call.topk_ids, form.num_experts, call.expert_map, call.first_expert),
+              .gathers = true,
               .gather = parts.gather,
               .gate_up = {},
               .quantizes = form.fp8 && !apart,
@@ -219,6 +265,10 @@ Layer check_layer(Call const& call,
   first.gating = make_gating(choice.gating, form.intermediate, call.flags);
   first.n = 2 * form.intermediate;  // without up rows each gate row serves as both
   first.out_row_stride = form.intermediate;
+  if (!on_input && can_gather(gate_up.config, form, gather) &&
+      should_gather(gate_up.config, form, gather.format)) {
+    gather_in_gate_up(layer, form, parts);
+  }
 
   GatherParams& quantize = layer.quantize;
   set_format(quantize, "a2_scale", call.a2_scale, form.w2_scale, form.device);
@@ -230,7 +280,8 @@ Layer check_layer(Call const& call,
     first.quantised = {.values = static_cast<unsigned char*>(quantize.out),
                        .row_stride = quantize.out_row_stride,
                        .scale = quantize.scale,
-                       .scale_row_stride = quantize.scale_row_stride};
+                       .scale_row_stride = quantize.scale_row_stride,
+                       .static_scale = quantize.static_scale};
   }
   check_value(down.config.output == gemm::Output::Rows || form.hidden % 16 == 0,
               kOp,

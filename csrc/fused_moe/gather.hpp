@@ -50,6 +50,9 @@ struct GatherParams {
   /// one's, before its own wait.
   bool dependents_first;
   bool counted_before;  // *num_rows was final before the previous kernel began, so it is read before the wait
+  /// Nothing that is read is the previous kernel's, nor is written where that one reads or writes: the wait is at the
+  /// end, so that whoever waits for this kernel has waited for that one too.
+  bool beside_previous;
 };
 
 /// Rows are quantised bit for bit as quantize_fp8 quantises the gathered rows. Where out is x, without row_slot and

@@ -163,7 +163,8 @@ void gather_quantize_configured(Tensor const& x,
                       .static_scale = nullptr,
                       .programmatic = programmatic,
                       .dependents_first = false,
-                      .counted_before = false};
+                      .counted_before = false,
+                      .beside_previous = false};
   if (row_slot.has_value()) {
     check_operand("row_slot", *row_slot, device, ScalarType::Int);
     check_rank(kOp, "row_slot", *row_slot, 1);

@@ -33,6 +33,7 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_static_scale_k
     auto const values = quantize::quantize<Element, quantize::Values::Any>(chunk.vectors[i], divisor);
     store_fp8(values, out + i * quantize::kBlock, chunk.left - i * quantize::kBlock);
   }
+  end_beside_previous(problem);
 }
 
 }  // namespace

@@ -40,6 +40,7 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_row_blocks_ker
     auto const values = quantize::quantize<Element, quantize::Values::OfTheScale>(chunk.vectors[i], divisor);
     store_fp8(values, out + i * quantize::kBlock, chunk.left - i * quantize::kBlock);
   }
+  end_beside_previous(problem);
 }
 
 }  // namespace

@@ -63,6 +63,7 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_row_scales_kernel(
   if (thread == 0) {
     problem.scale[index * problem.scale_row_stride] = scale;
   }
+  end_beside_previous(problem);
 }
 
 }  // namespace

@@ -32,11 +32,21 @@ struct Row {
 /// Rows, counts and slots come from the kernel before; nothing may be read earlier than this. Those that come after may
 /// begin, since they wait for the end of this kernel in turn.
 __device__ inline void wait_for_previous_kernel(GatherParams const& problem) {
-  if (problem.dependents_first) {
+  if (problem.dependents_first || problem.beside_previous) {
     cudaTriggerProgrammaticLaunchCompletion();
+  }
+  if (problem.beside_previous) {
+    return;
   }
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();  // nothing the second time
+}
+
+/// The end of a kernel that has not waited at its begin.
+__device__ inline void end_beside_previous(GatherParams const& problem) {
+  if (problem.beside_previous) {
+    cudaGridDependencySynchronize();
+  }
 }
 
 __device__ inline int valid_rows(GatherParams const& problem) {

@@ -88,11 +88,16 @@ gemm::RegisteredKernel const& kernel_for(
   return kernel;
 }
 
-bool leaves_fp8(Form const& form, std::int64_t w13_config) {
+bool leaves_fp8(Form const& form, std::int64_t w13_config, bool one_scale) {
   auto const& kernels = gemm::registered_kernels();
-  bool const can = w13_config >= 0 && w13_config < static_cast<std::int64_t>(kernels.size()) &&
-                   gemm::quantises_features(kernels[static_cast<std::size_t>(w13_config)].config);
-  if (!can || form.w2_scale.granularity != Granularity::RowBlocks || form.intermediate < gemm::kScaleBlock) {
+  if (w13_config < 0 || w13_config >= static_cast<std::int64_t>(kernels.size())) {
+    return false;
+  }
+  gemm::Config const& config = kernels[static_cast<std::size_t>(w13_config)].config;
+  bool const in_blocks = gemm::quantises_features(config) &&
+                         form.w2_scale.granularity == Granularity::RowBlocks &&
+                         form.intermediate >= gemm::kScaleBlock;
+  if (!in_blocks && !(one_scale && gemm::quantises_by_one_scale(config))) {
     return false;
   }
   std::int64_t const sizes[] = {form.slots(), form.hidden, form.intermediate, form.num_experts};

@@ -27,8 +27,9 @@ gemm::RegisteredKernel const& kernel_for(
     char const* argument, std::int64_t index, gemm::Output output, WeightScale scale, std::int64_t flags);
 
 /// Whether the first GEMM, by kernel `w13_config`, quantises what it makes: it can, the second asks for a scale for
-/// each 128 values, and a caller's workspace has room for these values apart from those that it reads.
-bool leaves_fp8(Form const& form, std::int64_t w13_config);
+/// each 128 values or has `one_scale`, given, and a caller's workspace has room for these values apart from those that
+/// it reads.
+bool leaves_fp8(Form const& form, std::int64_t w13_config, bool one_scale);
 
 /// How the rows of a stage become FP8: as the weight's scale asks for, and with the scale that is given, if one is.
 void set_format(GatherParams& stage,

@@ -5,7 +5,9 @@ namespace moe_ext::fused_moe {
 
 void run_layer(Layer const& layer, cudaStream_t stream) {
   sort_tokens(layer.sort, stream);
-  gather_quantize(layer.gather, stream);
+  if (layer.gathers) {
+    gather_quantize(layer.gather, stream);
+  }
   layer.gate_up.kernel->launch(layer.gate_up.params, stream);
   if (layer.quantizes) {
     gather_quantize(layer.quantize, stream);

@@ -50,7 +50,8 @@ Tensor run(Call const& call, std::optional<Choice> const& given) {
   check_value(choice.has_value(), kOp, ": kernels must be given for a problem not met before, got none");
   std::int64_t const shape[] = {form.num_tokens, form.hidden};
   Tensor result = given_or_new("out", call.out, shape, aoti_torch_dtype_bfloat16(), form.device);
-  bool const apart = leaves_fp8(form, choice->w13_config);
+  bool const one_scale = call.a2_scale.has_value() && form.w2_scale.granularity == Granularity::Tensor;
+  bool const apart = leaves_fp8(form, choice->w13_config, one_scale);
   std::int64_t const bytes[] = {
       kWorkspaceAlignment +
       workspace_layout(form.slots(), form.hidden, form.intermediate, form.num_experts, form.fp8, apart)

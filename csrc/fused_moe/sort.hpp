@@ -25,12 +25,13 @@ struct SortParams {
   std::int64_t first_expert;  // without a map: the id of expert 0, at least 0
   std::int64_t num_tokens;
   int top_k;
-  int num_experts;    // 1 to kMaxExperts
-  int* offs;          // (num_experts,), end row of each expert
-  int* row_slot;      // (num_tokens * top_k,), -1 from row offs[num_experts - 1] on
-  int* slot_row;      // (num_tokens * top_k,), -1 where dropped
-  int* scratch;       // sort_scratch_elems(...) of them, null where that is 0
-  bool programmatic;  // may begin before the previous kernel has ended, for which it then waits
+  int num_experts;      // 1 to kMaxExperts
+  int* offs;            // (num_experts,), end row of each expert
+  int* row_slot;        // (num_tokens * top_k,), -1 from row offs[num_experts - 1] on
+  bool tokens_of_rows;  // row_slot takes t in place of t * top_k + j
+  int* slot_row;        // (num_tokens * top_k,), -1 where dropped
+  int* scratch;         // sort_scratch_elems(...) of them, null where that is 0
+  bool programmatic;    // may begin before the previous kernel has ended, for which it then waits
 };
 
 /// How much scratch so many slots take, 0 where one launch does.

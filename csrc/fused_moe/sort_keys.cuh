@@ -67,7 +67,12 @@ __device__ inline void store_row(SortKernelParams const& params, int slot, int b
   if (slot < params.num_slots) {
     bool const here = bin < params.problem.num_experts;
     params.problem.slot_row[slot] = here ? row : -1;
-    params.problem.row_slot[row] = here ? slot : -1;
+    int source = slot;
+    if (params.problem.tokens_of_rows) {
+      int choice;
+      params.choices_of_token(source, choice, slot);
+    }
+    params.problem.row_slot[row] = here ? source : -1;
   }
 }
 

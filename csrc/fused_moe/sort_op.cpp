@@ -93,6 +93,7 @@ SortParams check_sort(Tensor const& topk_ids,
                     .num_experts = static_cast<int>(num_experts),
                     .offs = nullptr,
                     .row_slot = nullptr,
+                    .tokens_of_rows = false,
                     .slot_row = nullptr,
                     .scratch = nullptr,
                     .programmatic = false};

@@ -54,7 +54,8 @@ GatherParams make_stage(int const* num_rows, std::int64_t slots, std::int64_t co
           .static_scale = nullptr,
           .programmatic = true,
           .dependents_first = false,
-          .counted_before = false};
+          .counted_before = false,
+          .beside_previous = false};
 }
 
 }  // namespace

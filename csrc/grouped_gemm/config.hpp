@@ -62,12 +62,30 @@ constexpr bool takes_bias(Config const& config) {
          !is_block_scaled(config.accumulate);
 }
 
+/// Whether a gated kernel can leave its features as FP8 by one scale, which is known before.
+constexpr bool quantises_by_one_scale(Config const& config) {
+  return config.output != Output::Rows && config.accumulate == Accumulate::Promoted;
+}
+
 /// Whether a gated kernel can leave its features as FP8 with a scale for each 128: a tile then has all of these, and a
 /// row's sums are with one warp.
 constexpr bool quantises_features(Config const& config) {
   return config.output == Output::Gated && config.order == OperandOrder::Plain &&
          is_block_scaled(config.accumulate) && config.tile_weights == 256;
 }
+
+/// Whether a kernel can load tokens whose rows lie anywhere, as those of a layer's first GEMM do. Two kinds of promoted
+/// kernels would pay for the code even where it does not run: with stages of 256 bytes of K and wide tiles sums and
+/// partial sums lose their separate register banks, and three mma warp groups have no registers to give.
+constexpr bool gathers_tokens(Config const& config) {
+  bool const wide = config.tile_tokens >= 64;
+  bool const pays = config.accumulate == Accumulate::Promoted && wide &&
+                    (config.tile_k_bytes > 128 || config.mma_warp_groups == 3);
+  return config.output != Output::Rows && !pays;
+}
+
+/// Warps of the load warp group that do it.
+inline constexpr int kGatherWarps = 2;
 
 /// Bytes of K in one 128-byte swizzle atom: a row of an operand in shared memory.
 inline constexpr int kAtomBytes = 128;

@@ -58,6 +58,9 @@ KernelParams make_kernel_params(Params const& params) {
   // copy serves, and takes the host less than the 0.1 us of making one.
   int const widest = smallest_width<ConfigTag>(params.groups.num_rows);
   for (int i = 0; i < kNumTokenWidths; ++i) {
+    if (params.token_of_row != nullptr) {
+      break;  // tokens come another way
+    }
     if (i > 0 && token_width(i) > widest) {
       result.maps.tokens[i] = result.maps.tokens[i - 1];
     } else if (has_token_width(kConfig, token_width(i))) {
@@ -80,7 +83,15 @@ KernelParams make_kernel_params(Params const& params) {
                      .gating = params.gating,
                      .quantised = params.quantised};
   result.groups = params.groups;
+  if (params.token_of_row != nullptr) {
+    result.gathered = {
+        .of_row = params.token_of_row,
+        .a = static_cast<unsigned char const*>(params.a),
+        .row_pieces = static_cast<unsigned>(narrow(params.a_row_stride_bytes / 16, "row stride")),
+        .k_bytes = narrow(params.k * static_cast<int>(sizeof(typename T::Element)), "k")};
+  }
   result.scale_a = params.scale_a;
+  result.scale_a.token_of_row = params.token_of_row;
   result.scale_b = params.scale_b;
   result.bias = params.bias;
   result.weight_tiles = count_weight_tiles(kConfig, params.n);
@@ -110,7 +121,7 @@ void launch(Params const& params, cudaStream_t stream) {
                           .threads = T::kThreads,
                           .cluster = static_cast<unsigned>(kConfig.split_k),
                           .shared_bytes = Kernel<ConfigTag>::kSharedBytes,
-                          .programmatic = params.offs_ready};
+                          .programmatic = params.offs_ready || params.programmatic};
   prepare<ConfigTag>(params.device);
   enqueue_kernel(&grouped_gemm_kernel<ConfigTag>, shape, stream, make_kernel_params<ConfigTag>(params));
 }

@@ -17,6 +17,7 @@ struct TokenScales {
   std::int64_t row_stride;
   std::int64_t k_stride;
   std::int64_t group_shift;
+  int const* token_of_row = nullptr;  // if not null, a row's scales are those of row token_of_row[row]
 };
 
 /// Scales of `b`. Without blocks: data[group * group_stride + n * n_stride]. With blocks of 128 x 128: the n rows are
@@ -73,13 +74,15 @@ inline constexpr Gating kPlainRows{.linear = 0.f,
                                    .slab_step = 16,
                                    .joins = false};
 
-/// Where gated kernels that can quantise (`quantises_features`) leave FP8 in place of bf16: value (row, feature) and
-/// the scale of each row's every 128 features.
+/// Where gated kernels that can quantise leave FP8 in place of bf16: value (row, feature), and either by the one scale
+/// that is given (`quantises_by_one_scale`) or by scales of its own for each row's every 128 features
+/// (`quantises_features`).
 struct QuantisedFeatures {
   unsigned char* values;  // null: bf16 to `out`
   std::int64_t row_stride;
-  float* scale;
+  float* scale;  // made here
   std::int64_t scale_row_stride;
+  float const* static_scale;
 };
 
 struct Params {
@@ -102,6 +105,10 @@ struct Params {
   bool offs_ready;  // `offs` and `b` were final before the previous kernel began: weights may be prefetched
   int device;
   int sm_count;
+  /// Not null, for kernels that can (`gathers_tokens`): row r of the groups is row token_of_row[r] of `a`, and so are
+  /// its scales.
+  int const* token_of_row = nullptr;
+  bool programmatic = false;  // may begin before the previous kernel has ended, for which it waits
 };
 
 }  // namespace moe_ext::grouped_gemm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import moe_ext
+from moe_ext._configs import GroupedGemmConfig, all_configs
 
 from support.inputs import poisoned_out
 from support.tolerance import assert_untouched
@@ -17,6 +18,34 @@ def kind_of(config):
 
 def accumulate_of(config):
     return "fast" if config.accumulate == "fast" else "promoted"
+
+
+def rows_kernel(gate_up: GroupedGemmConfig) -> GroupedGemmConfig:
+    """A kernel of a layer's second GEMM for one of the first: itself if it can."""
+    if gate_up.output == "either":
+        return gate_up
+    return next(
+        config
+        for config in all_configs()
+        if config.output == "rows"
+        and (config.dtype, config.accumulate, config.split_k)
+        == (gate_up.dtype, gate_up.accumulate, 1)
+        and config.order != "SwapABRows"
+    )
+
+
+def gathering_kernels(accumulate: str) -> list[GroupedGemmConfig]:
+    """The kernels of a layer's first GEMM that find tokens where they lie (`gathers_tokens`)."""
+
+    def pays(config: GroupedGemmConfig) -> bool:
+        deep = config.tile_k_bytes > 128 or config.mma_warp_groups == 3
+        return config.accumulate == "promoted" and config.tile_tokens >= 64 and deep
+
+    return [
+        config
+        for config in all_configs()
+        if config.output != "rows" and config.accumulate == accumulate and not pays(config)
+    ]
 
 
 def run_into_poison(problem, out_dtype, **options):

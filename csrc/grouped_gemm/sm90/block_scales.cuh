@@ -3,6 +3,7 @@
 
 #include "grouped_gemm/params.hpp"
 #include "grouped_gemm/sm90/ring.cuh"
+#include "grouped_gemm/sm90/token_rows.cuh"
 #include "grouped_gemm/sm90/weight_rows.cuh"
 
 namespace moe_ext::grouped_gemm {
@@ -38,8 +39,17 @@ class BlockScaleLoad {
         token_k_stride_(tokens.k_stride),
         weight_k_stride_(weights.k_stride),
         k_blocks_left_(k_blocks - first_k_block) {
-    token_ = tokens.data + tile.group * tokens.group_shift + (tile.token_begin + lane_) * tokens.row_stride +
-             first_k_block * tokens.k_stride;
+    token_ = tokens.data + tile.group * tokens.group_shift + first_k_block * tokens.k_stride;
+    int const first = tile.token_begin + lane_;
+    if constexpr (T::kGathers) {
+#pragma unroll
+      for (int chunk = 0; chunk < kMaxChunks; ++chunk) {
+        int const row = min(first + 32 * chunk, tile.token_end - 1);
+        row_offset_[chunk] = token_of_row<ConfigTag>(tokens, row) * tokens.row_stride;
+      }
+    } else {
+      token_ += first * tokens.row_stride;
+    }
 
     constexpr int kBlocks = Ring<ConfigTag>::kWeightBlocks;
     int const part = T::kPartsK == 1 ? 0 : lane_ / kBlocks;  // of an atom of K
@@ -68,8 +78,9 @@ class BlockScaleLoad {
 #pragma unroll
       for (int chunk = 0; chunk < kMaxChunks; ++chunk) {
         if (chunk < num_chunks_ && 32 * chunk + lane_ < T::kConfig.tile_tokens) {
-          copy(&ring_.token_scales[slot][atom][32 * chunk + lane_], token, 32 * chunk < tokens);
-          token += token_row_step_;
+          float const* const source = T::kGathers ? token + row_offset_[chunk] : token;
+          copy(&ring_.token_scales[slot][atom][32 * chunk + lane_], source, 32 * chunk < tokens);
+          token += T::kGathers ? 0 : token_row_step_;
         }
       }
       if (lane_ < T::kPartsK * Ring<ConfigTag>::kWeightBlocks) {
@@ -100,11 +111,12 @@ class BlockScaleLoad {
   int num_chunks_;  // of 32 tokens
   int tokens_;      // this lane's first and those every 32 behind it exist below this
   std::int64_t token_row_step_;
+  std::int64_t row_offset_[T::kGathers ? kMaxChunks : 1];  // where rows may lie anywhere
   std::int64_t token_k_stride_;
   std::int64_t weight_k_stride_;
   int k_blocks_left_;
   int weight_k_blocks_left_;  // 0: the lane has no block
-  float const* token_;        // of the next step
+  float const* token_;        // of the next step; where rows may lie anywhere, that of row 0
   float const* weight_;
 };
 

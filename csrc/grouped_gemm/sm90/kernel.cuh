@@ -4,6 +4,7 @@
 //  load warp                  the previous kernel (PDL)       offsets and `a`; with offs_ready only for `a`
 //  load warp                  empty[s]                        every mma warp to have read it
 //  scale warp (block scales)  the previous kernel, empty[s]   the same
+//  gather warps (if asked)    the previous kernel, told[s]    the load warp to have a tile for stage s
 //  mma warps                  full[s]                         tile info and both operands of stage s
 //  mma warp group             named barrier kStaging + wg     its own staging buffer to turn over
 //  all threads of a cluster   cluster barrier, start and end  peers' barriers to exist; peers to be done
@@ -26,6 +27,7 @@
 #include "grouped_gemm/sm90/ring.cuh"
 #include "grouped_gemm/sm90/split_k.cuh"
 #include "grouped_gemm/sm90/tile_scheduler.cuh"
+#include "grouped_gemm/sm90/token_gather.cuh"
 
 namespace moe_ext::grouped_gemm {
 
@@ -33,6 +35,7 @@ struct KernelParams {
   TensorMaps maps;
   EpilogueParams epilogue;
   GroupRows groups;
+  GatheredTokens gathered;
   TokenScales scale_a;
   WeightScales scale_b;
   Bias bias;
@@ -75,15 +78,16 @@ struct Kernel {
   __device__ static void run(KernelParams const& params, SharedStorage& storage) {
     int const warp = threadIdx.x / 32;
     int const cta_rank = kConfig.split_k == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
+    bool const gathers = T::kGathers && params.gathered.of_row != nullptr;
     if (threadIdx.x == 128) {
-      storage.ring.init();
+      storage.ring.init(gathers);
       if constexpr (kConfig.split_k > 1) {
         storage.split.init();
       }
       cutlass::arch::fence_barrier_init();
     }
     if (threadIdx.x == 32) {
-      prefetch_maps(params.maps);
+      prefetch_maps(params.maps, gathers);
     }
     if constexpr (kConfig.split_k == 1) {
       __syncthreads();
@@ -98,6 +102,11 @@ struct Kernel {
       if constexpr (T::kScalesInRing) {
         if (warp == 1) {
           load_scales(params, storage.ring, cta_rank);
+        }
+      }
+      if constexpr (T::kGathers) {
+        if (warp >= 4 - kGatherWarps && gathers) {
+          gather_tokens(params, storage.ring, cta_rank);
         }
       }
     } else {
@@ -115,10 +124,13 @@ struct Kernel {
                                             std::type_identity<SplitK<ConfigTag>>>::type;
 
   /// Descriptors are parameters, cold in every launch; the first load would wait for them.
-  __device__ static void prefetch_maps(TensorMaps const& maps) {
+  __device__ static void prefetch_maps(TensorMaps const& maps, bool gathers) {
     constexpr Config config = kConfig;
     prefetch(&maps.weights);
     prefetch(&maps.out);
+    if (gathers) {
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kNumTokenWidths; ++i) {
       if (has_token_width(config, token_width(i))) {
@@ -133,7 +145,7 @@ struct Kernel {
 
   __device__ static void load(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
     bool const leader = threadIdx.x == 0;
-    Load const loader{params.maps, ring, first_k_tile(params, cta_rank), params.row_bytes};
+    Load const loader{params.maps, ring, first_k_tile(params, cta_rank), params.row_bytes, params.gathered};
     if (!params.offs_ready) {
       cudaGridDependencySynchronize();
     }
@@ -183,6 +195,7 @@ struct Kernel {
     ring.empty[state.stage].wait(state.phase ^ 1);
     if (leader) {
       ring.info[state.stage] = {tile, 0};
+      loader.tell(state.stage);
       ring.full[state.stage].arrive();
     }
     __syncwarp();
@@ -224,6 +237,24 @@ struct Kernel {
     ring.full[state.stage].arrive();
   }
 
+  /// Tokens whose rows lie anywhere, for the stages that the load warp tells of.
+  __device__ static void gather_tokens(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
+    cudaGridDependencySynchronize();
+    TokenGather<ConfigTag> gather(params.gathered, ring, first_k_tile(params, cta_rank));
+    for (State state;; state.advance()) {
+      ring.told[state.stage].wait(state.phase);
+      StageInfo const info = ring.info[state.stage];
+      if (info.tile.group < 0) {
+        ring.full[state.stage].arrive();
+        break;
+      }
+      if (info.k_tile == 0) {
+        gather.begin(info.tile);
+      }
+      gather.load(state.stage);
+    }
+  }
+
   __device__ static WeightRows<ConfigTag> weight_rows(KernelParams const& params, Tile const& tile) {
     return {tile.weight_tile, params.epilogue.n, params.epilogue.gating};
   }
@@ -255,10 +286,19 @@ struct Kernel {
     epilogue.finish();
   }
 
-  /// The tile that the next stage belongs to.
+  /// The tile that the next stage belongs to. One lane reads it: the one that later hands the stage back.
   __device__ static Tile next_tile(Ring<ConfigTag>& ring, State const& state) {
     ring.full[state.stage].wait(state.phase);
-    return ring.info[state.stage].tile;
+    Tile tile{};
+    if (threadIdx.x % 32 == 0) {
+      tile = ring.info[state.stage].tile;
+    }
+    auto const from_first = [](int value) { return __shfl_sync(kFullWarp, value, 0); };
+    return {from_first(tile.group),
+            from_first(tile.weight_tile),
+            from_first(tile.token_begin),
+            from_first(tile.token_end),
+            from_first(tile.token_width)};
   }
 
   __device__ static void multiply_and_store(KernelParams const& params,
@@ -279,6 +319,9 @@ struct Kernel {
     } else {
       OutputScales<ConfigTag> const scales(
           params.scale_a, params.scale_b, tile, weight_rows(params, tile), warp_group, epilogue.thread);
+      if constexpr (quantises_by_one_scale(kConfig)) {
+        prefetch_static_scale(params.epilogue.quantised);
+      }
       UnscaledPromotion promotion;
       multiply_tile(params, ring, state, tile, warp_group, acc, promotion);
       if (reduce(split, acc, tile)) {
@@ -335,6 +378,13 @@ struct Kernel {
       }
     }
     epilogue.store(acc, tile, rows);
+  }
+
+  /// The epilogue would wait for it.
+  __device__ static void prefetch_static_scale(QuantisedFeatures const& quantised) {
+    if (quantised.static_scale != nullptr) {
+      asm volatile("prefetch.global.L1 [%0];" ::"l"(quantised.static_scale));
+    }
   }
 
   __device__ static Split make_split(SharedStorage& storage, int cta_rank, int mma_thread) {

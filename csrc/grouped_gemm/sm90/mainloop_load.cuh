@@ -6,6 +6,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "grouped_gemm/sm90/ring.cuh"
+#include "grouped_gemm/sm90/token_rows.cuh"
 
 namespace moe_ext::grouped_gemm {
 
@@ -32,13 +33,16 @@ struct MainloopLoad {
   Ring<ConfigTag>& ring;
   int first_k_tile;  // where this CTA's part of K begins
   int row_bytes;     // whole rows: of K in a box of weights, all of it up to a stage's
+  GatheredTokens const& gathered;
 
   /// Announces the whole stage to its full barrier and starts the half that no previous kernel writes.
   __device__ void load_weights(int stage, StageInfo const& info, std::uint64_t hint) const {
     ring.info[stage] = info;  // visible to whoever waits for the full barrier: the arrival releases it
+    tell(stage);
     int const weight_bytes =
         T::kWholeRows ? kConfig.tile_weights * row_bytes : Ring<ConfigTag>::kWeightsBytes * T::kAtomsK;
-    ring.full[stage].arrive_and_expect_tx(weight_bytes + info.tile.token_width * kAtomBytes * T::kAtomsK);
+    int const token_bytes = gathers() ? 0 : info.tile.token_width * kAtomBytes * T::kAtomsK;
+    ring.full[stage].arrive_and_expect_tx(weight_bytes + token_bytes);
 #pragma unroll
     for (int atom = 0; atom < (T::kWholeRows ? 1 : T::kAtomsK); ++atom) {
       auto* const target = ring.weights[stage][atom];
@@ -54,8 +58,11 @@ struct MainloopLoad {
     }
   }
 
-  /// Starts the token half.
+  /// Starts the token half, unless others bring it.
   __device__ void load_tokens(int stage, StageInfo const& info) const {
+    if (gathers()) {
+      return;
+    }
     CUtensorMap const* map = &maps.tokens[token_width_index(info.tile.token_width)];
 #pragma unroll
     for (int atom = 0; atom < T::kAtomsK; ++atom) {
@@ -68,7 +75,21 @@ struct MainloopLoad {
     }
   }
 
+  /// Lets those begin who bring tokens another way: the stage is free, and they find in its info what it is for.
+  __device__ void tell(int stage) const {
+    if constexpr (T::kGathers) {
+      if (gathers()) {
+        ring.told[stage].arrive();
+      }
+    }
+  }
+
  private:
+  /// Read from the parameters where it is asked: registers are few here.
+  __device__ bool gathers() const {
+    return T::kGathers && gathered.of_row != nullptr;
+  }
+
   __device__ int k_of(StageInfo const& info, int atom) const {
     return ((first_k_tile + info.k_tile) * T::kAtomsK + atom) * T::kAtomK;
   }

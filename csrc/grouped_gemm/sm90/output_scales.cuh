@@ -3,6 +3,7 @@
 
 #include "grouped_gemm/params.hpp"
 #include "grouped_gemm/sm90/epilogue_of.cuh"
+#include "grouped_gemm/sm90/token_rows.cuh"
 #include "grouped_gemm/sm90/weight_rows.cuh"
 
 namespace moe_ext::grouped_gemm {
@@ -40,10 +41,10 @@ struct OutputScales {
                  ? 1.f
                  : b.data[tile.group * b.group_stride + weight * b.n_stride];
     };
-    auto const token_scale = [&](int token) {
-      return a.data == nullptr || token >= tile.token_end
+    auto const token_scale = [&](int row) {
+      return a.data == nullptr || row >= tile.token_end
                  ? 1.f
-                 : a.data[tile.group * a.group_shift + token * a.row_stride];
+                 : a.data[tile.group * a.group_shift + token_of_row<ConfigTag>(a, row) * a.row_stride];
     };
     int const lane_row = accumulator_row(thread);
     vary = a.row_stride != 0 || a.group_shift != 0 || b.n_stride != 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "grouped_gemm/params.hpp"
+#include "grouped_gemm/sm90/token_rows.cuh"
 #include "grouped_gemm/sm90/weight_rows.cuh"
 
 namespace moe_ext::grouped_gemm {
@@ -47,7 +48,8 @@ struct PlainBlockPromotion {
       int const row = (warp_group * T::kBlocksM + i / 2) * T::kBlockM + accumulator_row(thread) + i % 2 * 8;
       // Rows past the end are never stored: any scale will do.
       int const last = min(tile.token_begin + row, tile.token_end - 1);
-      token[i] = tokens.data + tile.group * tokens.group_shift + last * tokens.row_stride;
+      token[i] = tokens.data + tile.group * tokens.group_shift +
+                 token_of_row<ConfigTag>(tokens, last) * tokens.row_stride;
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {

@@ -30,7 +30,9 @@ struct StageInfo {
 };
 
 /// full[s]: 1 arrival (the CTA's own load warp) plus the bytes of both operands, with block scales also one arrival
-/// per lane of the scale warp; waited on by the mma warps.
+/// per lane of the scale warp; where tokens are gathered their bytes are not counted, and each lane of the warps that
+/// gather arrives. Waited on by the mma warps.
+/// told[s]: 1 arrival, the load warp's, once info[s] says what the stage is for; waited on by the warps that gather.
 /// empty[s]: one arrival per mma warp, once it has multiplied; waited on by the load warp and the scale warp.
 ///
 /// Scales are read after that, when sums are promoted, so they have one slot more than there are stages: the next step
@@ -43,27 +45,33 @@ struct Ring {
   static constexpr int kWeightsBytes = kConfig.tile_weights * kAtomBytes;  // of one atom of K
   static constexpr int kTokensBytes = kConfig.tile_tokens * kAtomBytes;
   static constexpr int kFullArrivals = 1 + (T::kScalesInRing ? 32 : 0);
+  static constexpr int kGatherArrivals = 32 * kGatherWarps;
   static constexpr int kEmptyArrivals = T::kMmaThreads / 32;
 
   alignas(1024) unsigned char weights[kStages][T::kAtomsK][kWeightsBytes];  // (tile_weights, 128 B) swizzled
   alignas(1024) unsigned char tokens[kStages][T::kAtomsK][kTokensBytes];    // (token_width, 128 B) swizzled
   alignas(16) StageInfo info[kStages];
+  struct Nothing {};
   // Scale blocks along n that a tile may touch: those of an aligned tile, one more at either end and where the
   // second segment begins. Gated: those of gate, then those of up, which lie every second row at the widest.
   static constexpr int kHalfBlocks = kConfig.tile_weights / kScaleBlock + 2;
   static constexpr int kWeightBlocks = T::kGated ? 2 * kHalfBlocks : kConfig.tile_weights / kScaleBlock + 3;
-  struct NoScales {};
   template <int kCount>
-  using Scales = std::conditional_t<T::kScalesInRing, float[kStages + 1][T::kAtomsK][kCount], NoScales>;
+  using Scales = std::conditional_t<T::kScalesInRing, float[kStages + 1][T::kAtomsK][kCount], Nothing>;
   alignas(8) [[no_unique_address]] Scales<kConfig.tile_tokens> token_scales;
   [[no_unique_address]] Scales<T::kPartsK * kWeightBlocks> weight_scales;
   cutlass::arch::ClusterTransactionBarrier full[kStages];
   cutlass::arch::ClusterBarrier empty[kStages];
+  // Not [[no_unique_address]] at the end: what follows a ring would lie in its padding, out of line.
+  cutlass::arch::ClusterBarrier told[T::kGathers ? kStages : 1];
 
-  __device__ void init() {
+  __device__ void init(bool gathers) {
     for (int stage = 0; stage < kStages; ++stage) {
-      full[stage].init(kFullArrivals);
+      full[stage].init(kFullArrivals + (gathers ? kGatherArrivals : 0));
       empty[stage].init(kEmptyArrivals);
+      if (gathers) {
+        told[stage].init(1);
+      }
     }
   }
 

@@ -29,6 +29,7 @@ struct Traits {
   /// Whether a tile's rows are 8 of gate, 8 of up and so on (WeightRows), which a launch may take any rows for.
   static constexpr bool kGated = kConfig.output != Output::Rows;
   static constexpr bool kWholeRows = kConfig.order == OperandOrder::SwapABRows;
+  static constexpr bool kGathers = gathers_tokens(kConfig);  // where a launch asks for it
   using Element = std::conditional_t<kConfig.dtype == Dtype::BF16, cute::bfloat16_t, cute::float_e4m3_t>;
 
   static constexpr bool kShifted = kConfig.accumulate == Accumulate::Shifted;

@@ -1,0 +1,146 @@
+"""Kernels that find a layer's tokens where they lie: what they read, and what they must not.
+
+That they give the bits of the others: tests/test_layer_kernels_gpu.py.
+"""
+
+from __future__ import annotations
+
+import moe_ext
+import pytest
+import torch
+from moe_ext import _fused_moe_launch, _fused_moe_run
+from moe_ext._fused_moe_kernels import Kernels
+from moe_ext.reference import fused_moe_reference
+from support.fused_moe import Sizes, integer_layer
+from support.graphs import captured
+from support.inputs import in_poison
+from support.kernels import gathering_kernels, rows_kernel
+from support.tolerance import assert_same_bits
+
+pytestmark = pytest.mark.gpu
+
+LAYOUTS = {
+    "bf16": "fp32",
+    "tensor": "promoted",
+    "static": "promoted",
+    "channel": "promoted",
+    "block": "block",
+}
+# k tails of 16 bytes and of 8, one step of K and several, tiles with one row and with all.
+SIZES = {
+    "k_tail": Sizes(150, 6, 3, 400, 128),
+    "half_a_chunk": Sizes(150, 6, 3, 392, 128),
+    "one_step": Sizes(300, 3, 2, 64, 64),
+    "one_token": Sizes(1, 6, 3, 512, 128),
+    "one_expert": Sizes(513, 1, 1, 256, 128),
+}
+PAIRS = [
+    pytest.param(layout, config, id=f"{layout}-{config.id}")
+    for layout, accumulate in LAYOUTS.items()
+    for config in gathering_kernels(accumulate)
+]
+pairs = pytest.mark.parametrize(("layout", "config"), PAIRS)
+
+
+def make_layer(layout, sizes, device, seed=1):
+    if layout != "static":
+        return integer_layer(layout, sizes, device, seed)
+    # Of integer layers all scales are 1.
+    scales = {name: torch.ones((), device=device) for name in ("a1_scale", "a2_scale")}
+    return integer_layer("tensor", sizes, device, seed) | scales
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    """A function that makes every layer run a kernel and its partner."""
+
+    def force(config):
+        kernels = Kernels(config.index, rows_kernel(config).index)
+        monkeypatch.setattr(_fused_moe_launch, "choose_kernels", lambda *_: kernels)
+        # Not the choice that a problem met before is remembered with.
+        monkeypatch.setattr(_fused_moe_run, "launch", lambda *_: None)
+
+    return force
+
+
+@pairs
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes(layout, config, name, forced):
+    layer = make_layer(layout, SIZES[name], "cuda")
+    forced(config)
+    assert_same_bits(moe_ext.fused_moe(**layer), fused_moe_reference(**layer))
+
+
+@pairs
+def test_nothing_beside_the_rows_counts(layout, config, forced):
+    layer = make_layer(layout, SIZES["half_a_chunk"], "cuda")
+    expected = fused_moe_reference(**layer)
+    layer["hidden_states"] = in_poison(layer["hidden_states"])
+    forced(config)
+    assert_same_bits(moe_ext.fused_moe(**layer), expected)
+
+
+@pairs
+def test_tokens_without_an_expert_here_do_not_count(layout, config, forced):
+    layer = make_layer(layout, SIZES["k_tail"], "cuda")
+    layer["topk_ids"][::3] = -1
+    layer["topk_ids"][1::3, 1:] = 99
+    expected = fused_moe_reference(**layer)
+    layer["hidden_states"][::3] = float("nan")
+    forced(config)
+    assert_same_bits(moe_ext.fused_moe(**layer), expected)
+
+
+@pairs
+def test_no_expert_here_at_all(layout, config, forced):
+    layer = make_layer(layout, SIZES["k_tail"], "cuda")
+    layer["topk_ids"].fill_(-1)
+    layer["hidden_states"].fill_(float("nan"))
+    forced(config)
+    assert not bool(moe_ext.fused_moe(**layer).any())
+
+
+@pairs
+def test_a_sort_of_several_launches(layout, config, forced):
+    # Its scratch lies where quantised tokens go.
+    layer = make_layer(layout, Sizes(8500, 4, 8, 128, 64), "cuda")
+    forced(config)
+    assert_same_bits(moe_ext.fused_moe(**layer), fused_moe_reference(**layer))
+
+
+@pairs
+def test_replays_with_other_tokens_and_routing(layout, config, forced):
+    sizes = SIZES["k_tail"]
+    layers = [make_layer(layout, sizes, "cuda", seed=seed) for seed in (1, 2, 3)]
+    own = layers[0] | {name: layers[0][name].clone() for name in ("hidden_states", "topk_ids")}
+    variants = [own | {n: layer[n] for n in ("hidden_states", "topk_ids")} for layer in layers]
+    expected = [fused_moe_reference(**variant) for variant in variants]
+    out = torch.empty_like(own["hidden_states"])
+    forced(config)
+    # Two in a row: the second may begin while the first still runs.
+    graph = captured(lambda: [moe_ext.fused_moe_out(**own, out=out) for _ in range(2)])
+    for turn in range(30):
+        variant = variants[turn % 3]
+        own["hidden_states"].copy_(variant["hidden_states"])
+        own["topk_ids"].copy_(variant["topk_ids"])
+        out.fill_(float("nan"))
+        graph.replay()
+        assert_same_bits(out, expected[turn % 3])
+
+
+@pairs
+def test_one_token_many_times(layout, config, forced):
+    # All rows of all groups are the same row of `hidden_states`, in tiles of every width.
+    layer = make_layer(layout, Sizes(257, 3, 3, 256, 128), "cuda")
+    layer["hidden_states"][:] = layer["hidden_states"][:1]
+    layer["topk_weights"][:] = layer["topk_weights"][:1]
+    layer["topk_ids"][:] = torch.arange(3, device="cuda")
+    forced(config)
+    out = moe_ext.fused_moe(**layer)
+    assert_same_bits(out, out[:1].expand_as(out))
+    assert not bool(out.isnan().any())
+
+
+def test_every_layout_has_such_kernels():
+    assert {pair.values[0] for pair in PAIRS} == set(LAYOUTS)
+    assert any(not config.swapped for config in gathering_kernels("block"))
