@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from moe_ext._activations import CONCATENATED
 from moe_ext._configs import all_configs
-from moe_ext._dispatch_table_layer import LAYER_TABLE
+from moe_ext._dispatch_points import Points
+from moe_ext._dispatch_table_layer import LAYER_TABLES
 from moe_ext._fused_moe_checks import Layer
-from moe_ext._fused_moe_kernels import choose_kernels
+from moe_ext._fused_moe_kernels import choose_kernels, decide_kernels
 from moe_ext._fused_moe_scales import WeightScale
 
 from bench.cases import get_case
@@ -52,13 +53,35 @@ def chosen(layer, accumulate="promoted", bias=False, batch_invariant=False):
     return all_configs()[kernels.gate_up], all_configs()[kernels.down]
 
 
-def test_measured_kernels_are_compiled_and_fit_their_rows():
-    for row, down in LAYER_TABLE:
-        gate_up = BY_ID[row.config]
+def pairs_of(table):
+    """The kernels of both GEMMs that a table names."""
+    if isinstance(table, Points):
+        return [kernels.split("+") for shape in table.tuned for _, kernels, _ in shape.choices]
+    return [(row.config, down) for row, down in table]
+
+
+@pytest.mark.parametrize("kind", LAYER_TABLES, ids="-".join)
+def test_measured_kernels_are_compiled_and_fit(kind):
+    dtype, accumulate = kind[0], kind[1].removesuffix("_swapped")
+    for names in pairs_of(LAYER_TABLES[kind]):
+        gate_up, down = (BY_ID[name] for name in names)
         assert gate_up.output in ("gated", "either")
-        assert (gate_up.dtype, gate_up.accumulate) == (row.dtype, row.accumulate)
-        assert (BY_ID[down].dtype, BY_ID[down].accumulate) == (row.dtype, row.accumulate)
-        assert down == row.config if gate_up.output == "either" else BY_ID[down].output == "rows"
+        assert (gate_up.dtype, gate_up.accumulate) == (dtype, accumulate)
+        assert (down.dtype, down.accumulate) == (dtype, accumulate)
+        assert down == gate_up or down.output == "rows"
+
+
+def test_a_decision_says_why():
+    measured = decide_kernels(
+        layer_of("qwen3-30b-tp4", 128, "channel"), "promoted", False, False, 132
+    )
+    assert measured.source == "table"
+    assert "jsonl" in measured.reason
+    like = decide_kernels(layer_of("mixtral", 1, "channel"), "promoted", False, False, 132)
+    assert like.source == "likeness"
+    assert like.reason.startswith("most like swap_fp8p_")
+    other = decide_kernels(layer_of("mixtral", 1, "channel"), "promoted", False, False, 78)
+    assert other.source == "cost model"
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -10,8 +10,8 @@ import functools
 from typing import NamedTuple
 
 from moe_ext._configs import GroupedGemmConfig, all_configs, matching_configs
-from moe_ext._dispatch_rows import Row
-from moe_ext._dispatch_table import TABLE
+from moe_ext._dispatch_points import Points
+from moe_ext._dispatch_table import TABLES, Table
 from moe_ext._math import ceil_div
 
 ITEM_BYTES = {"bf16": 2, "fp8": 1}
@@ -103,15 +103,28 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
     return tiles_per_sm * (max(math_us, load_us) + _TILE_OVERHEAD_US / config.ctas_per_sm)
 
 
-def decide(
-    problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: tuple[Row, ...]
-) -> Decision:
-    """Choose among `configs`; they and the rows fit the problem's dtype and accumulation."""
+def _measured(
+    problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: Table
+) -> Decision | None:
+    """Return what the table chooses among `configs`; rows that name another are passed over."""
     sizes = problem[2:]
-    for row in table:
-        if row.matches(*sizes):
-            chosen = next(config for config in configs if config.id == row.config)
-            return Decision(chosen, "table", row.measurement)
+    if isinstance(table, Points):
+        nearest = table.nearest(*sizes)
+        chosen = [(nearest.kernel, nearest.reason)] if nearest is not None else []
+    else:
+        chosen = [(row.config, row.measurement) for row in table if row.matches(*sizes)]
+    for name, reason in chosen:
+        config = next((config for config in configs if config.id == name), None)
+        if config is not None:
+            return Decision(config, "table", reason)
+    return None
+
+
+def decide(problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: Table) -> Decision:
+    """Choose among `configs`; they and the table fit the problem's dtype and accumulation."""
+    measured = _measured(problem, configs, table)
+    if measured is not None:
+        return measured
     # Whole rows pay for few K only, which the model does not know: the table's to choose.
     configs = tuple(config for config in configs if config.order != "SwapABRows")
     active_groups = expected_active_groups(problem.num_rows, problem.num_groups)
@@ -125,9 +138,7 @@ def decide(
 
 
 @functools.lru_cache(maxsize=64)
-def _candidates(
-    dtype: str, accumulate: str
-) -> tuple[tuple[GroupedGemmConfig, ...], tuple[Row, ...]]:
+def _candidates(dtype: str, accumulate: str) -> tuple[tuple[GroupedGemmConfig, ...], Table]:
     configs = matching_configs(dtype, accumulate)
     if not configs:
         raise RuntimeError(
@@ -135,15 +146,7 @@ def _candidates(
             "compiled, "
             f"got only {', '.join(config.id for config in all_configs())}"
         )
-    ids = {config.id for config in configs}
-    kind = (dtype, _kind(accumulate))
-    return configs, tuple(
-        row for row in TABLE if row.config in ids and (row.dtype, row.accumulate) == kind
-    )
-
-
-def _kind(accumulate: str) -> str:
-    return accumulate.removesuffix("_swapped")
+    return configs, TABLES.get((dtype, accumulate), ())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -160,7 +163,8 @@ def choose(
     """Choose a compiled kernel and say why; `accumulate` does not matter for bf16."""
     if dtype == "bf16":
         accumulate = "fp32"
-    problem = Problem(dtype, _kind(accumulate), num_rows, num_groups, n, k, sm_count)
+    sums = accumulate.removesuffix("_swapped")
+    problem = Problem(dtype, sums, num_rows, num_groups, n, k, sm_count)
     return decide(problem, *_candidates(dtype, accumulate))
 
 

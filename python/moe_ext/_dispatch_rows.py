@@ -72,3 +72,20 @@ def rows_of(dtype: str, accumulate: str, *choices: Choice) -> list[Row]:
         Row(dtype, accumulate, config, f"{result}; H200, zipf0.6, {where}", **limits)  # type: ignore[arg-type]
         for config, result, where, limits in choices
     ]
+
+
+class LayerRow(NamedTuple):
+    """A choice by the sizes of the first GEMM: n counts rows of gate and up, k is the hidden size.
+
+    `row.config` is the first GEMM's kernel, `down` the second's.
+    """
+
+    row: Row
+    down: str
+
+
+def layer_row(kind: str, gate_up: str, down: str, measurement: str, **limits: float) -> LayerRow:
+    """Make a row of one kind of operands, which says where its measurement is."""
+    dtype, accumulate = kind.split()
+    where = f"{measurement}; H200, zipf0.6, {LAYERS}"
+    return LayerRow(Row(dtype, accumulate, gate_up, where, **limits), down)  # type: ignore[arg-type]

@@ -1,0 +1,155 @@
+"""A table of measured choices that answers for the nearest measured problem.
+
+What `bench/tune_tables.py` writes. Distances are in octaves: of rows a group, of rows, and half of
+those of n and of k. Between two measured row counts of a shape the nearer one decides, between two
+shapes the one more alike.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from typing import NamedTuple
+
+from moe_ext._math import ceil_div
+
+# Halving or doubling n or k counts as half an octave: what that is worth was looked for by leaving
+# each layer out of the rows that choose for it, 0.3 to 1 being alike (docs/dispatch.md).
+_SHAPE_WEIGHT = 0.5
+# As far as six octaves in one direction, beyond which the cost model decides.
+_FARTHEST = 36.0
+
+
+class Tuned(NamedTuple):
+    """The choices for a GEMM of one shape, or for a layer by its first GEMM.
+
+    Each is a number of rows, a kernel (of a layer two, joined by "+"), and what was measured there.
+    """
+
+    name: str
+    num_groups: int
+    n: int
+    k: int
+    choices: tuple[tuple[int, str, str], ...]
+
+
+class Nearest(NamedTuple):
+    """The measured choice that answers for a problem."""
+
+    kernel: str
+    measurement: str
+    tuned: Tuned
+    num_rows: int
+    where: str
+
+    @property
+    def reason(self) -> str:
+        """Say what was measured, and for which problem."""
+        shape = self.tuned
+        return (
+            f"{self.measurement}; measured with {self.num_rows} rows in {shape.num_groups} groups, "
+            f"n {shape.n}, k {shape.k} ({shape.name}); {self.where}"
+        )
+
+
+class _Line(NamedTuple):
+    """A choice's squared distance from a problem of some shape, but for 2 x^2, which all share.
+
+    Twice the negative slope and the rest of it, as a function of x, the logarithm of the rows.
+    """
+
+    slope: float
+    rest: float
+    tuned: Tuned
+    position: int
+
+
+class Points:
+    """The measured choices for one kind of operands.
+
+    `where` says where the rows are and what they were measured on. No choice is for a GPU with
+    another number of SMs, or for fewer 64-row tiles of weights than `min_weight_tiles`: with far
+    fewer than were measured a wide tile would leave most SMs idle.
+    """
+
+    def __init__(
+        self,
+        dtype: str,
+        accumulate: str,
+        *tuned: Tuned,
+        where: str,
+        sm_count: int = 132,
+        min_weight_tiles: int = 400,
+    ) -> None:
+        """Keep what is given; shapes are looked at when they are asked for."""
+        self.dtype = dtype
+        self.accumulate = accumulate
+        self.tuned = tuned
+        self.where = where
+        self.sm_count = sm_count
+        self.min_weight_tiles = min_weight_tiles
+        self._by_shape: dict[tuple[int, int, int], tuple[list[float], list[_Line]]] = {}
+
+    def kernels(self) -> tuple[str, ...]:
+        """List every kernel that a choice names, once."""
+        return tuple(
+            dict.fromkeys(
+                name
+                for shape in self.tuned
+                for _, kernels, _ in shape.choices
+                for name in kernels.split("+")
+            )
+        )
+
+    def nearest(
+        self, num_rows: int, num_groups: int, n: int, k: int, sm_count: int
+    ) -> Nearest | None:
+        """Return the choice nearest to a problem, None where nothing like it was measured."""
+        if sm_count != self.sm_count or num_groups * ceil_div(n, 64) < self.min_weight_tiles:
+            return None
+        shape = (num_groups, n, k)
+        known = self._by_shape.get(shape)
+        if known is None:
+            if len(self._by_shape) >= 1024:  # of a process that never repeats itself
+                self._by_shape.clear()
+            known = self._by_shape[shape] = self._along_rows(*shape)
+        ends, lines = known
+        x = math.log2(max(num_rows, 1))
+        line = lines[bisect.bisect_left(ends, x)] if lines else None
+        if line is None or 2 * x * (x - line.slope) + line.rest > _FARTHEST:
+            return None
+        rows, kernel, measurement = line.tuned.choices[line.position]
+        return Nearest(kernel, measurement, line.tuned, rows, self.where)
+
+    def _along_rows(self, num_groups: int, n: int, k: int) -> tuple[list[float], list[_Line]]:
+        """Return the choices nearest to a shape in order of rows, and where each but the last ends.
+
+        A distance is a parabola in x, the same for all but for a line: the nearest choices are the
+        lower envelope of lines.
+        """
+        groups, along_n, along_k = (math.log2(max(size, 1)) for size in (num_groups, n, k))
+        lines = []
+        for shape in self.tuned:
+            own = math.log2(shape.num_groups)
+            apart = (along_n - math.log2(shape.n)) ** 2 + (along_k - math.log2(shape.k)) ** 2
+            for position, (rows, _, _) in enumerate(shape.choices):
+                here = math.log2(rows)
+                by_group = here - own + groups  # rows that have as many in a group
+                rest = here * here + by_group * by_group + _SHAPE_WEIGHT * apart
+                lines.append(_Line(here + by_group, rest, shape, position))
+        lines.sort(key=lambda line: line[:2])
+        ends: list[float] = []
+        kept: list[_Line] = []
+        for line in lines:
+            if kept and line.slope == kept[-1].slope:
+                continue  # as far from everything, or farther
+            while kept:
+                end = (line.rest - kept[-1].rest) / (2 * (line.slope - kept[-1].slope))
+                if not ends or end > ends[-1]:
+                    break
+                kept.pop()
+                ends.pop()
+            if kept:
+                ends.append(end)
+            kept.append(line)
+        return ends, kept

@@ -1,0 +1,88 @@
+"""The measured choices for layers in FP8, scales constant along K; see `_dispatch_table_layer`."""
+
+from __future__ import annotations
+
+from moe_ext._dispatch_rows import LayerRow, layer_row
+
+CHOICES: tuple[LayerRow, ...] = (
+    layer_row(
+        "fp8 promoted",
+        "layer_fp8p_w64_t16",
+        "layer_fp8p_w64_t16",
+        "1.00x the best kernels' time over 3 layers, worst 1.00x (qwen3-next, T=4)",
+        max_rows_per_group=0.1,
+        min_n=1000,
+        max_k=2100,
+    ),
+    layer_row(
+        "fp8 promoted",
+        "layer_fp8p_w64_t16",
+        "layer_fp8p_w64_t16",
+        "1.00x the best kernels' time over 1 layers, worst 1.00x (deepseek-v3-tp8, T=16)",
+        min_rows_per_group=0.3,
+        max_rows_per_group=0.6,
+        max_n=600,
+        min_k=7000,
+    ),
+    layer_row(
+        "fp8 promoted",
+        "layer_fp8p_w64_t16",
+        "layer_fp8p_w64_t16",
+        "1.00x the best kernels' time over 1 layers, worst 1.00x (qwen3-30b-tp4, T=16)",
+        min_rows_per_group=0.5,
+        max_rows_per_group=1.5,
+        max_n=400,
+        max_k=2100,
+    ),
+    layer_row(
+        "fp8 promoted",
+        "gated_fp8p_w128_t64",
+        "swap_fp8p_w128_t64",
+        "1.00x the best kernels' time over 2 layers, worst 1.00x (qwen3-30b-tp4, T=128)",
+        min_rows_per_group=3,
+        max_rows_per_group=9,
+        max_n=400,
+        max_k=2100,
+    ),
+    layer_row(
+        "fp8 promoted",
+        "gated_fp8p_w128_t64",
+        "swap_fp8p_w128_t64",
+        "1.00x the best kernels' time over 2 layers, worst 1.00x (deepseek-v3-tp8, T=256)",
+        min_rows_per_group=3,
+        max_rows_per_group=9,
+        min_n=500,
+        max_n=600,
+        min_k=7000,
+    ),
+    layer_row(
+        "fp8 promoted",
+        "gated_fp8p_w128_t64",
+        "swap_fp8p_w128_t64",
+        "1.00x the best kernels' time over 3 layers, worst 1.00x (qwen3-235b, T=128)",
+        min_rows_per_group=6,
+        max_rows_per_group=9,
+        max_n=3100,
+        max_k=4100,
+        min_n=1000,
+    ),
+    layer_row(
+        "fp8 promoted",
+        "gated_fp8p_w128_t64",
+        "swap_fp8p_w128_t64",
+        "1.00x the best kernels' time over 2 layers, worst 1.00x (qwen3-30b-tp4, T=512)",
+        min_rows_per_group=20,
+        max_rows_per_group=70,
+        max_n=400,
+    ),
+    layer_row(
+        "fp8 promoted",
+        "layer_fp8p_w128_t128",
+        "layer_fp8p_w128_t128",
+        "1.00x the best kernels' time over 1 layers, worst 1.00x (deepseek-v3-ep8, T=512)",
+        min_rows_per_group=100,
+        max_rows_per_group=140,
+        max_num_rows=4100,
+        min_k=7000,
+    ),
+)
