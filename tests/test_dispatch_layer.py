@@ -56,7 +56,8 @@ def chosen(layer, accumulate="promoted", bias=False, batch_invariant=False):
 def pairs_of(table):
     """The kernels of both GEMMs that a table names."""
     if isinstance(table, Points):
-        return [kernels.split("+") for shape in table.tuned for _, kernels, _ in shape.choices]
+        named = [kernels.split("+") for shape in table.tuned for _, kernels, _ in shape.choices]
+        return [(names[0], names[-1]) for names in named]
     return [(row.config, down) for row, down in table]
 
 

@@ -23,7 +23,8 @@ _FARTHEST = 36.0
 class Tuned(NamedTuple):
     """The choices for a GEMM of one shape, or for a layer by its first GEMM.
 
-    Each is a number of rows, a kernel (of a layer two, joined by "+"), and what was measured there.
+    Each is a number of rows, a kernel (of a layer two, joined by "+" unless one runs both GEMMs),
+    and what was measured there.
     """
 
     name: str
@@ -31,6 +32,11 @@ class Tuned(NamedTuple):
     n: int
     k: int
     choices: tuple[tuple[int, str, str], ...]
+
+
+def tuned(shape: tuple[str, int, int, int], *choices: tuple[int, str, str]) -> Tuned:
+    """Make the choices of a shape, its name first, as tables are written."""
+    return Tuned(*shape, choices)
 
 
 class Nearest(NamedTuple):

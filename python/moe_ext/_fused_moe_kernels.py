@@ -60,7 +60,7 @@ def gated_candidates(layer: Layer, accumulate: str, bias: bool) -> tuple[Grouped
     return tuple(config for config in configs if config.swapped)
 
 
-def _nearest(
+def nearest_kernel(
     wanted: GroupedGemmConfig, candidates: tuple[GroupedGemmConfig, ...]
 ) -> GroupedGemmConfig:
     """Return the candidate with the tile most like the wanted one, by order, tokens, weights."""
@@ -85,7 +85,7 @@ def _measured(
         if nearest is None:
             return None
         gate_up, _, down = nearest.kernel.partition("+")
-        return _Measured(gate_up, down, nearest.reason)
+        return _Measured(gate_up, down or gate_up, nearest.reason)
     for row, down in table:
         if row.matches(*sizes):
             return _Measured(row.config, down, row.measurement)
@@ -129,7 +129,7 @@ def decide_kernels(
     else:
         measured = None
         like = choose(dtype=dtype, accumulate=first, n=n, k=layer.hidden_size, **sizes)
-        gate_up = _nearest(like.config, candidates)
+        gate_up = nearest_kernel(like.config, candidates)
         source = "likeness" if like.source == "table" else like.source
         reason = f"most like {like.config.id}, of the product alone: {like.reason}"
     down = choose(
@@ -143,7 +143,7 @@ def decide_kernels(
     if batch_invariant and down.split_k > 1:
         # All others add up K in one order, whatever their tiles: tests/test_kernels_gpu.py.
         same = matching_configs(dtype, down.accumulate)
-        down = _nearest(down, tuple(config for config in same if config.split_k == 1))
+        down = nearest_kernel(down, tuple(config for config in same if config.split_k == 1))
     return LayerDecision(Kernels(gate_up.index, down.index), source, reason)
 
 
