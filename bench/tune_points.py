@@ -22,7 +22,7 @@ from bench.tune_cells import cell_of
 
 # Kernels within this share of the best are as good as it; of those the one that serves most of the
 # problems with a like number of rows a group is taken, so that a table does not follow the noise.
-TOLERANCE = 0.01
+TOLERANCE = 0.015
 NEIGHBOUR_OCTAVES = 2.0
 SWAPPED = "block_swapped"
 

@@ -50,7 +50,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("files", type=Path, nargs="+", help="of bench.tune; of a cell the last visit counts")
     add("--write", action="store_true")
     add("--into", type=Path, default=PACKAGE, help="the folder of the modules: the package's")
-    add("--tolerance", type=float, default=TOLERANCE, help="as good as the best: 0.01")
+    add(
+        "--tolerance",
+        type=float,
+        default=TOLERANCE,
+        help="share of time by which a kernel is as good as the best",
+    )
     add("--unchecked", action="store_true", help="take cells without clocks and second timings too")
     add("--without-unsteady", action="store_true", help="leave cells that disagree out, not refuse")
     add("--leave-one-out", action="store_true")

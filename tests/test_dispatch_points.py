@@ -34,7 +34,7 @@ def distance(num_rows, num_groups, n, k, shape, rows):
     x, measured = log2(max(num_rows, 1)), log2(rows)
     by_group = x - log2(num_groups) - measured + log2(shape.num_groups)
     of_shape = log2(n / shape.n) ** 2 + log2(k / shape.k) ** 2
-    return (x - measured) ** 2 + by_group**2 + 0.5 * of_shape
+    return (x - measured) ** 2 + by_group**2 + 0.3 * of_shape
 
 
 def test_it_is_the_nearest_of_all_points():

@@ -1,8 +1,8 @@
 """A table of measured choices that answers for the nearest measured problem.
 
-What `bench/tune_tables.py` writes. Distances are in octaves: of rows a group, of rows, and half of
-those of n and of k. Between two measured row counts of a shape the nearer one decides, between two
-shapes the one more alike.
+What `bench/tune_tables.py` writes. Distances are in octaves: of rows a group, of rows and, with
+less weight, of n and k. Between two measured row counts of a shape the nearer one decides, between
+two shapes the one more alike.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from moe_ext._math import ceil_div
 
-# Halving or doubling n or k counts as half an octave: what that is worth was looked for by leaving
-# each layer out of the rows that choose for it, 0.3 to 1 being alike (docs/dispatch.md).
-_SHAPE_WEIGHT = 0.5
+# Of squared octaves of n and k. With 0.3 to 1 the rows of pairs in bench/results/probes/pairs-*
+# chose alike for a layer that was left out of them, with 2 and more worse.
+_SHAPE_WEIGHT = 0.3
 # As far as six octaves in one direction, beyond which the cost model decides.
 _FARTHEST = 36.0
 
