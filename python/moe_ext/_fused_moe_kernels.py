@@ -131,7 +131,7 @@ def decide_kernels(
         like = choose(dtype=dtype, accumulate=first, n=n, k=layer.hidden_size, **sizes)
         gate_up = nearest_kernel(like.config, candidates)
         source = "likeness" if like.source == "table" else like.source
-        reason = f"most like {like.config.id}, of the product alone: {like.reason}"
+        reason = f"most like {like.config.id}, which the product alone would take; {like.reason}"
     down = choose(
         dtype=dtype, accumulate=second, n=layer.hidden_size, k=layer.intermediate_size, **sizes
     ).config
