@@ -7,6 +7,7 @@ has none.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from moe_ext._configs import GroupedGemmConfig, all_configs, matching_configs
@@ -104,29 +105,32 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
 
 
 def _measured(
-    problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: Table
+    problem: Problem, by_id: Mapping[str, GroupedGemmConfig], table: Table
 ) -> Decision | None:
-    """Return what the table chooses among `configs`; rows that name another are passed over."""
+    """Return what the table chooses; rows that name a kernel not in `by_id` are passed over."""
     sizes = problem[2:]
     if isinstance(table, Points):
         nearest = table.nearest(*sizes)
-        chosen = [(nearest.kernel, nearest.reason)] if nearest is not None else []
-    else:
-        chosen = [(row.config, row.measurement) for row in table if row.matches(*sizes)]
-    for name, reason in chosen:
-        config = next((config for config in configs if config.id == name), None)
-        if config is not None:
-            return Decision(config, "table", reason)
+        if nearest is None or nearest.kernel not in by_id:
+            return None
+        return Decision(by_id[nearest.kernel], "table", nearest.reason)
+    for row in table:
+        if row.config in by_id and row.matches(*sizes):
+            return Decision(by_id[row.config], "table", row.measurement)
     return None
 
 
 def decide(problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: Table) -> Decision:
     """Choose among `configs`; they and the table fit the problem's dtype and accumulation."""
-    measured = _measured(problem, configs, table)
+    return _decide(problem, {config.id: config for config in configs}, table)
+
+
+def _decide(problem: Problem, by_id: Mapping[str, GroupedGemmConfig], table: Table) -> Decision:
+    measured = _measured(problem, by_id, table)
     if measured is not None:
         return measured
     # Whole rows pay for few K only, which the model does not know: the table's to choose.
-    configs = tuple(config for config in configs if config.order != "SwapABRows")
+    configs = [config for config in by_id.values() if config.order != "SwapABRows"]
     active_groups = expected_active_groups(problem.num_rows, problem.num_groups)
     # Many kernels reach the floor when weights dominate; the least busy of them has most to spare.
     least = floor_us(problem.dtype, problem.num_rows, active_groups, problem.n, problem.k)
@@ -138,7 +142,7 @@ def decide(problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: Tabl
 
 
 @functools.lru_cache(maxsize=64)
-def _candidates(dtype: str, accumulate: str) -> tuple[tuple[GroupedGemmConfig, ...], Table]:
+def _candidates(dtype: str, accumulate: str) -> tuple[dict[str, GroupedGemmConfig], Table]:
     configs = matching_configs(dtype, accumulate)
     if not configs:
         raise RuntimeError(
@@ -146,7 +150,7 @@ def _candidates(dtype: str, accumulate: str) -> tuple[tuple[GroupedGemmConfig, .
             "compiled, "
             f"got only {', '.join(config.id for config in all_configs())}"
         )
-    return configs, TABLES.get((dtype, accumulate), ())
+    return {config.id: config for config in configs}, TABLES.get((dtype, accumulate), ())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -165,7 +169,7 @@ def choose(
         accumulate = "fp32"
     sums = accumulate.removesuffix("_swapped")
     problem = Problem(dtype, sums, num_rows, num_groups, n, k, sm_count)
-    return decide(problem, *_candidates(dtype, accumulate))
+    return _decide(problem, *_candidates(dtype, accumulate))
 
 
 def select(

@@ -55,7 +55,10 @@ def median_us(
         with torch.cuda.graph(graph):
             for index in range(calls):
                 call(index % copies)
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(_WARM_UPS + _REPLAYS + 1)]  # type: ignore[no-untyped-call]
+        events = [
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(_WARM_UPS + _REPLAYS + 1)
+        ]
         events[0].record()
         for event in events[1:]:
             graph.replay()
