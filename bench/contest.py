@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from bench.checks import MAX_ERROR
 from bench.measure import Environment, judge_error, measure
 from bench.providers.base import P, Provider, Variant
 from bench.rows import Row
@@ -33,17 +32,18 @@ class Likeness:
     """
 
     outputs: list[Tensor] | None = None
+    limit: float = 0.0
 
     def judge(
         self, problem: Any, variant: Variant, outputs: Sequence[Tensor]
     ) -> tuple[float, float]:
         """Return the error of outputs and the largest that is timed."""
         if self.outputs is not None:
-            return _difference(self.outputs, outputs), MAX_ERROR
-        error, limit = judge_error(problem, variant, outputs)
-        if error <= limit:
+            return _difference(self.outputs, outputs), self.limit
+        error, self.limit = judge_error(problem, variant, outputs)
+        if error <= self.limit:
             self.outputs = [out.clone() for out in outputs]
-        return error, limit
+        return error, self.limit
 
 
 def _difference(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> float:

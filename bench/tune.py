@@ -51,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         samples=TUNE_SAMPLES,
         cases=tuned_case_names(),
         scales=["tensor", "block128"],
+        accumulate=["promoted"],
     )
     return parser
 

@@ -294,9 +294,16 @@ def test_defaults_are_what_tables_are_made_of() -> None:
     assert args.op == [PAIR, LAYER]
     assert (args.scales, args.samples) == (["tensor", "block128"], 7)
     sums = [(v.scale, v.accumulate) for v in tune.variants_of(PAIR, "fp8", args)]
-    assert sums == [("tensor", "promoted"), ("tensor", "fast"), ("block128", "promoted")]
-    sums = [(v.scale, v.accumulate) for v in tune.variants_of(LAYER, "fp8", args)]
     assert sums == [("tensor", "promoted"), ("block128", "promoted")]
+    assert sums == [(v.scale, v.accumulate) for v in tune.variants_of(LAYER, "fp8", args)]
+
+
+def test_a_layers_cells_are_those_of_promoted_sums() -> None:
+    args = tune.build_parser().parse_args(["--accumulate", "fast,promoted", "--scales", "tensor"])
+    of_pair, of_layer = (
+        [v.accumulate for v in tune.variants_of(op, "fp8", args)] for op in (PAIR, LAYER)
+    )
+    assert (of_pair, of_layer) == (["fast", "promoted"], ["promoted"])
 
 
 def test_an_unknown_op_is_named(capsys: pytest.CaptureFixture[str]) -> None:
