@@ -65,6 +65,11 @@ def test_there_are_enough_and_they_never_change() -> None:
     )
 
 
+def test_the_documentation_counts_them() -> None:
+    text = (Path(regret.__file__).parent.parent / "docs" / "dispatch.md").read_text()
+    assert f"\n{NUM_CASES} problems that the tuner does not see" in text
+
+
 def test_the_tuner_sees_none_of_them() -> None:
     for case in EVERY:
         assert sizes_of(case.cell.case) not in tuned_sizes()

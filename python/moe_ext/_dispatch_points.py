@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from moe_ext._math import ceil_div
@@ -58,16 +59,20 @@ class Nearest(NamedTuple):
         )
 
 
-class _Line(NamedTuple):
-    """A choice's squared distance from a problem of some shape, but for 2 x^2, which all share.
+class _Point(NamedTuple):
+    """A choice with what its distances need that no problem changes, in octaves."""
 
-    Twice the negative slope and the rest of it, as a function of x, the logarithm of the rows.
-    """
-
-    slope: float
-    rest: float
+    slope: float  # twice its rows less its groups: what choices come in order by
+    rows: float
+    rows_per_group: float
+    shape: int
     tuned: Tuned
     position: int
+
+
+_Line = tuple[float, float, _Point]
+"""A choice's squared distance from a problem of some shape, but for 2 x^2, which all share, as a
+function of x, the octaves of the problem's rows: rest - 2 x slope. Slope, rest and choice."""
 
 
 class Points:
@@ -87,13 +92,14 @@ class Points:
         sm_count: int = 132,
         min_weight_tiles: int = 400,
     ) -> None:
-        """Keep what is given; shapes are looked at when they are asked for."""
+        """Keep what is given, in order; shapes are looked at when they are asked for."""
         self.dtype = dtype
         self.accumulate = accumulate
         self.tuned = tuned
         self.where = where
         self.sm_count = sm_count
         self.min_weight_tiles = min_weight_tiles
+        self._points = sorted(_points_of(tuned), key=lambda point: point.slope)
         self._by_shape: dict[tuple[int, int, int], tuple[list[float], list[_Line]]] = {}
 
     def kernels(self) -> tuple[str, ...]:
@@ -120,12 +126,14 @@ class Points:
                 self._by_shape.clear()
             known = self._by_shape[shape] = self._along_rows(*shape)
         ends, lines = known
-        x = math.log2(max(num_rows, 1))
-        line = lines[bisect.bisect_left(ends, x)] if lines else None
-        if line is None or 2 * x * (x - line.slope) + line.rest > _FARTHEST:
+        if not lines:
             return None
-        rows, kernel, measurement = line.tuned.choices[line.position]
-        return Nearest(kernel, measurement, line.tuned, rows, self.where)
+        x = math.log2(max(num_rows, 1))
+        slope, rest, point = lines[bisect.bisect_left(ends, x)]
+        if 2 * x * (x - slope) + rest > _FARTHEST:
+            return None
+        rows, kernel, measurement = point.tuned.choices[point.position]
+        return Nearest(kernel, measurement, point.tuned, rows, self.where)
 
     def _along_rows(self, num_groups: int, n: int, k: int) -> tuple[list[float], list[_Line]]:
         """Return the choices nearest to a shape in order of rows, and where each but the last ends.
@@ -134,28 +142,38 @@ class Points:
         lower envelope of lines.
         """
         groups, along_n, along_k = (math.log2(max(size, 1)) for size in (num_groups, n, k))
-        lines = []
-        for shape in self.tuned:
-            own = math.log2(shape.num_groups)
-            apart = (along_n - math.log2(shape.n)) ** 2 + (along_k - math.log2(shape.k)) ** 2
-            for position, (rows, _, _) in enumerate(shape.choices):
-                here = math.log2(rows)
-                by_group = here - own + groups  # rows that have as many in a group
-                rest = here * here + by_group * by_group + _SHAPE_WEIGHT * apart
-                lines.append(_Line(here + by_group, rest, shape, position))
-        lines.sort(key=lambda line: line[:2])
+        apart = [
+            _SHAPE_WEIGHT * ((along_n - math.log2(own.n)) ** 2 + (along_k - math.log2(own.k)) ** 2)
+            for own in self.tuned
+        ]
         ends: list[float] = []
         kept: list[_Line] = []
-        for line in lines:
-            if kept and line.slope == kept[-1].slope:
-                continue  # as far from everything, or farther
+        for point in self._points:
+            slope = point.slope + groups
+            rest = point.rows**2 + (point.rows_per_group + groups) ** 2 + apart[point.shape]
+            if kept and slope == kept[-1][0]:
+                if rest >= kept[-1][1]:
+                    continue  # as far from everything, or farther
+                kept.pop()
+                if ends:
+                    ends.pop()
+            end = -math.inf
             while kept:
-                end = (line.rest - kept[-1].rest) / (2 * (line.slope - kept[-1].slope))
+                end = (rest - kept[-1][1]) / (2 * (slope - kept[-1][0]))
                 if not ends or end > ends[-1]:
                     break
                 kept.pop()
                 ends.pop()
             if kept:
                 ends.append(end)
-            kept.append(line)
+            kept.append((slope, rest, point))
         return ends, kept
+
+
+def _points_of(shapes: Iterable[Tuned]) -> Iterator[_Point]:
+    """Yield the points of shapes."""
+    for number, shape in enumerate(shapes):
+        groups = math.log2(shape.num_groups)
+        for position, (num_rows, _, _) in enumerate(shape.choices):
+            rows = math.log2(num_rows)
+            yield _Point(2 * rows - groups, rows, rows - groups, number, shape, position)
