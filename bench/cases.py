@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,6 +11,7 @@ MODEL_SHAPES = Path(__file__).parent / "data" / "model_shapes.csv"
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ROUTINGS = ("zipf0.6", "uniform", "zipf1.2")
 STAGES = ("gate_up", "down")
+DRY_RUN = "-dry-run"  # ends the names of miniatures
 
 # case name -> (row of model_shapes.csv, tensor-parallel degree, expert-parallel degree)
 _CASE_SOURCES = {
@@ -27,11 +28,14 @@ _CASE_SOURCES = {
     "glm-4.5-air": ("GLM-4.5-Air", 1, 1),
     "glm-4.5-air-tp8": ("GLM-4.5-Air", 8, 1),
 }
-# Measured only where they are named: a full run leaves them out. Two shards of one layer whose
-# intermediate size is 192, one and a half blocks of scales, and 256.
+# Measured only where they are named, and by the tuner: a full run leaves them out. Two shards of
+# one layer whose intermediate size is 192, one and a half blocks of scales, and 256; and ranks with
+# few experts, so with few tiles of weights.
 _NAMED_SOURCES = {
     "shard-192": ("Qwen3-30B-A3B", 4, 1),
     "shard-256": ("Qwen3-30B-A3B", 3, 1),
+    "qwen3-30b-ep8": ("Qwen3-30B-A3B", 1, 8),
+    "mixtral-ep4": ("Mixtral-8x7B", 1, 4),
 }
 
 
@@ -58,7 +62,7 @@ class Case:
         """Return a miniature of the case that a CPU runs in milliseconds."""
         experts = min(self.num_experts, 8)
         return Case(
-            name=f"{self.name}-dry-run",
+            name=f"{self.name}{DRY_RUN}",
             model=self.model,
             num_experts=experts,
             top_k=min(self.top_k, experts),
@@ -83,12 +87,21 @@ def extra_case_names() -> list[str]:
     return list(_NAMED_SOURCES)
 
 
+def tuned_case_names() -> list[str]:
+    """Return the names of cases of different sizes: what the tuner times by default."""
+    every = {name: get_case(name) for name in [*case_names(), *extra_case_names()]}
+    sizes = {replace(case, name="", model=""): name for name, case in reversed(every.items())}
+    return [name for name in every if name in sizes.values()]
+
+
 def get_case(name: str) -> Case:
     """Return a case by name.
 
     Expert parallelism keeps top-k: a rank of deepseek-v3-ep8 owns 32 experts and the benchmark
     sends each of its tokens to 8 of those 32.
     """
+    if name.endswith(DRY_RUN):
+        return get_case(name.removesuffix(DRY_RUN)).shrunk()
     sources = _CASE_SOURCES | _NAMED_SOURCES
     if name not in sources:
         raise ValueError(f"get_case: `name` must be one of {list(sources)}, got {name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,13 +49,17 @@ class Environment:
     device: torch.device
     device_name: str
     commit: str
+    sm_count: int | None = None
 
     @staticmethod
     def detect(device: str, commit: str | None) -> Environment:
         """Read the names; `commit` overrides what git says, for trees without git."""
         target = torch.device(device)
-        name = torch.cuda.get_device_name(target) if target.type == "cuda" else "cpu"
-        return Environment(target, name, commit or _git_commit())
+        name, sm_count = "cpu", None
+        if target.type == "cuda":
+            properties = torch.cuda.get_device_properties(target)
+            name, sm_count = properties.name, properties.multi_processor_count
+        return Environment(target, name, commit or _git_commit(), sm_count)
 
     def synchronize(self) -> None:
         """Wait for the device and surface its errors."""
@@ -125,6 +129,10 @@ def make_out_buffers(plans: Sequence[Plan], device: torch.device) -> list[Tensor
     ]
 
 
+Judge = Callable[[Any, Variant, Sequence[Tensor]], tuple[float, float]]
+"""Returns the error of call 0's outputs and the largest that is timed."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What happened to one variant on one cell."""
@@ -141,10 +149,19 @@ def measure(
     problem: P,
     policy: TimingPolicy,
     environment: Environment,
+    *,
     give_up_us: float = math.inf,
+    stop_us: float = math.inf,
+    judge: Judge | None = None,
 ) -> Row:
-    """Check one variant on one cell, time it if it is right, and return the row."""
-    outcome = _check_and_time(provider, variant, problem, policy, environment, give_up_us)
+    """Check one variant on one cell, time it if it is right, and return the row.
+
+    `judge` stands in for the comparison with a reference, `give_up_us` and `stop_us` are those of
+    `bench.timing.time_cuda`.
+    """
+    outcome = _check_and_time(
+        provider, variant, problem, policy, environment, give_up_us, stop_us, judge or judge_error
+    )
     config = provider.config_name(problem, variant)
     return _row(provider, variant, problem.plan, config, outcome, policy, environment)
 
@@ -205,6 +222,8 @@ def _row(
         layout=cell.layout,
         batch_invariant=variant.batch_invariant,
         host_us=round(outcome.host_us, 2) if outcome.host_us is not None else None,
+        sm_mhz=round(timing.sm_mhz, 1) if timing and timing.sm_mhz is not None else None,
+        sm_count=environment.sm_count,
     )
 
 
@@ -220,12 +239,14 @@ def _check_and_time(
     policy: TimingPolicy,
     environment: Environment,
     give_up_us: float,
+    stop_us: float,
+    judge: Judge,
 ) -> Outcome:
     error = host_us = None
     try:
         call = provider.prepare(problem, variant)
         problem.poison()
-        error, limit = _error(problem, variant, provider.unpack(problem, call(0)))
+        error, limit = judge(problem, variant, provider.unpack(problem, call(0)))
         if not error <= limit:
             return Outcome(None, error, f"wrong result: max_err {error:.3g} > {limit}")
         if environment.device.type == "cuda":
@@ -235,8 +256,9 @@ def _check_and_time(
                 policy,
                 compute_heavy=problem.plan.compute_heavy,
                 give_up_us=give_up_us,
+                stop_us=stop_us,
             )
-            if problem.plan.cell.op == LAYER:
+            if problem.plan.cell.op == LAYER and variant.config is None:
                 host_us = time_host(call)
         else:
             timing = time_wall(call, problem.plan.calls, policy)
@@ -248,10 +270,10 @@ def _check_and_time(
     return Outcome(timing, error, "", host_us)
 
 
-def _error(
+def judge_error(
     problem: Problem | LayerProblem, variant: Variant, outputs: Sequence[Tensor]
 ) -> tuple[float, float]:
-    """Return the error of call 0 and the largest that is timed."""
+    """Compare with the reference."""
     fast = variant.accumulate == "fast"
     if isinstance(problem, LayerProblem):
         error = max_layer_error(problem, variant.scale, outputs[0])

@@ -29,19 +29,25 @@ class Schedule:
         return self.bursts * (self.pause_s + 1e-6 * replay_us * (self.discarded + self.timed))
 
     def collect(
-        self, replay: Callable[[int], list[float]], sleep: Callable[[float], None]
+        self,
+        replay: Callable[[int], list[float]],
+        sleep: Callable[[float], None],
+        stop_us: float = math.inf,
     ) -> list[float]:
         """Return the timed samples.
 
         Args:
             replay: Queues a number of replays, waits for them and returns the time of each.
             sleep: Waits a number of seconds.
+            stop_us: No burst follows one after which the fastest sample is above this.
         """
         samples: list[float] = []
         for _ in range(self.bursts):
             if self.pause_s:
                 sleep(self.pause_s)
             samples += replay(self.discarded + self.timed)[self.discarded :]
+            if min(samples) > stop_us:
+                break
         return samples
 
 

@@ -50,6 +50,10 @@ class Row:
     layout: str = CONTIGUOUS
     batch_invariant: bool = False
     host_us: float | None = None
+    again_us: float | None = None
+    sm_mhz: float | None = None
+    sm_count: int | None = None
+    visit: str = ""
 
     def to_json(self) -> str:
         """Return the row as one line of JSON."""

@@ -98,7 +98,7 @@ def _names(everything: list[str], extra: Sequence[str] = ()) -> Callable[[str], 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns 1 when a provider gave a wrong result."""
     args = build_parser().parse_args(arguments)
-    environment, policy, plans = set_up(args, args.op, args.layout)
+    environment, policy, plans = set_up(args, args.op, layout=args.layout)
     providers = _present(args.op, args.providers, args.layout, args.batch_invariant)
     jobs = _jobs(plans, providers, args)
     wrong = 0
@@ -143,9 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def set_up(
-    args: argparse.Namespace, op: str, layout: str = CONTIGUOUS
+    args: argparse.Namespace, *ops: str, layout: str = CONTIGUOUS
 ) -> tuple[Environment, TimingPolicy, list[Plan]]:
-    """Print the header, draw the routings and plan the cells."""
+    """Print the header, draw the routings and plan the cells; dtype outermost, then op."""
     cases: list[Case] = [get_case(name) for name in args.cases]
     policy = TimingPolicy(samples=args.samples, power=PowerPolicy(args.power))
     device = "cuda"
@@ -159,7 +159,12 @@ def set_up(
     torch.set_float32_matmul_precision("highest")
     environment = Environment.detect(device, args.commit)
     started = time.perf_counter()
-    plans = make_plans(op, cases, args.tokens, args.dtypes, args.routing, policy, layout)
+    plans = [
+        plan
+        for dtype in args.dtypes
+        for op in ops
+        for plan in make_plans(op, cases, args.tokens, [dtype], args.routing, policy, layout)
+    ]
     print(f"{environment.device_name}, torch {torch.__version__}, commit {environment.commit}")
     print("dry run: wall-clock times of miniatures" if args.dry_run else policy.describe())
     print(

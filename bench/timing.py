@@ -6,10 +6,11 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from bench.clock import ClockProbe
 from bench.power import PowerPolicy
 
 Call = Callable[[int], Sequence[torch.Tensor]]
@@ -27,6 +28,7 @@ class TimingPolicy:
     graph_us: float = 2000.0
     max_calls: int = 64
     power: PowerPolicy = field(default_factory=PowerPolicy)
+    clock: bool = False  # whether the SM clock is measured behind each burst of samples
 
     def num_copies(self, hit_bytes: float) -> int:
         """Return the weight copies to rotate so that a copy is evicted before its next turn."""
@@ -52,12 +54,13 @@ class TimingPolicy:
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds per call over the samples."""
+    """Microseconds per call over the samples, and the lowest SM clock behind a burst of them."""
 
     median_us: float
     p10_us: float
     p90_us: float
     num_samples: int
+    sm_mhz: float | None = None
 
 
 def summarise(samples_us: Sequence[float]) -> Timing:
@@ -76,6 +79,7 @@ def time_cuda(
     *,
     compute_heavy: bool,
     give_up_us: float = math.inf,
+    stop_us: float = math.inf,
 ) -> Timing:
     """Time `calls` calls captured in one CUDA graph.
 
@@ -85,8 +89,9 @@ def time_cuda(
         policy: Number of samples and warm-ups, regime of the power limit.
         compute_heavy: Whether the work can reach the power limit.
         give_up_us: Return after the warm-up replays when their fastest is above this time per
-            call, or above what throttling makes of it: a tuner has no use for an exact time of a
-            slow kernel.
+            call, or above what throttling makes of it; after the first of them when that is twice
+            as long: a tuner has no use for an exact time of a slow kernel.
+        stop_us: Return after a burst when the fastest sample so far is above this time.
     """
     # torch.cuda.graph() empties the allocator's cache at every capture, which would cost more here
     # than the measurement; capture_begin and capture_end do not.
@@ -102,18 +107,32 @@ def time_cuda(
             graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
 
-    samples = _replay(graph, calls, policy.warmup)
+    give_up_us *= policy.power.give_up_factor(compute_heavy=compute_heavy)
+    first = 1 if math.isfinite(give_up_us) else policy.warmup
+    samples, _ = _replay(graph, calls, first)
+    if first < policy.warmup and min(samples) <= 2 * give_up_us:
+        samples += _replay(graph, calls, policy.warmup - first)[0]
     # The fastest, as the first is slow where the card was idle.
     fastest_us = min(samples)
-    if fastest_us <= give_up_us * policy.power.give_up_factor(compute_heavy=compute_heavy):
+    clocks: list[float] = []
+    if fastest_us <= give_up_us:
         schedule = policy.power.schedule(
             policy.samples, fastest_us * calls, compute_heavy=compute_heavy
         )
-        samples = schedule.collect(lambda replays: _replay(graph, calls, replays), time.sleep)
-    return summarise(samples)
+
+        def replay(replays: int) -> list[float]:
+            times, mhz = _replay(graph, calls, replays, clock=policy.clock)
+            clocks.extend([mhz] if mhz is not None else [])
+            return times
+
+        samples = schedule.collect(replay, time.sleep, stop_us)
+    return replace(summarise(samples), sm_mhz=min(clocks, default=None))
 
 
-def _replay(graph: torch.cuda.CUDAGraph, calls: int, replays: int) -> list[float]:
+def _replay(
+    graph: torch.cuda.CUDAGraph, calls: int, replays: int, *, clock: bool = False
+) -> tuple[list[float], float | None]:
+    """Return the time per call of each replay, and the clock behind them where it is asked for."""
     events = [
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         for _ in range(replays + 1)
@@ -123,9 +142,11 @@ def _replay(graph: torch.cuda.CUDAGraph, calls: int, replays: int) -> list[float
     for event in events[1:]:
         graph.replay()
         event.record()
+    probe = ClockProbe() if clock else None
     torch.cuda.synchronize()
     pairs = itertools.pairwise(events)
-    return [1e3 * float(start.elapsed_time(end)) / calls for start, end in pairs]
+    times = [1e3 * float(start.elapsed_time(end)) / calls for start, end in pairs]
+    return times, None if probe is None else probe.mhz()
 
 
 def time_host(call: Call, calls: int = 20) -> float:

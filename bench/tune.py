@@ -1,134 +1,67 @@
-"""Time every fitting kernel on every stage: `python -m bench.tune --out tune.jsonl`.
+"""Time every fitting kernel on every cell of a grid: `python -m bench.tune --out tune.jsonl`.
 
-`--read tune.jsonl` prints the summary of a file again, with the regret of the dispatcher as it is
-now: no GPU needed.
+A later run with the same file goes on where the one before ended, and again over cells whose two
+timings or clocks disagreed. `--read tune.jsonl` prints the summary of a file again, with the regret
+of the dispatcher as it is now: no GPU needed. `bench.tune_tables` makes the dispatcher's tables of
+such files.
 """
 
 # argparse, not typer: the machine with the GPU may hold nothing but Python and PyTorch.
 from __future__ import annotations
 
 import argparse
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from bench.cases import Case, get_case
+from bench.appending import open_to_append
+from bench.candidates import H200_SMS, candidates
+from bench.cases import tuned_case_names
+from bench.contest import disagreement, hold_contest, time_of
 from bench.files import refused_in_a_line
-from bench.layouts import CONTIGUOUS
-from bench.measure import make_out_buffers, make_pool, measure
-from bench.problem import make_problem
+from bench.layer import LAYER_SCALES, make_layer
+from bench.measure import Environment, make_out_buffers, make_pool
+from bench.ops import GEMM, LAYER, OPS, PAIR
+from bench.problem import MemoryPool, Plan, make_problem
 from bench.progress import Progress
-from bench.providers.base import Variant
-from bench.providers.moe_ext import MoeExt, dispatched
+from bench.providers.base import Provider, Variant, accumulations, kernels_of
+from bench.providers.moe_ext import MoeExt
+from bench.providers.moe_ext_layer import MoeExtLayer
 from bench.rows import Row, load_rows
 from bench.run import add_grid_arguments, set_up
+from bench.scales import SCALES
+from bench.tune_cells import CellKey, latest_visits, results_by_cell, summary
 
 TUNE_SAMPLES = 7
-# A kernel whose fastest warm-up replay is this much slower than the best so far is not timed on.
-GIVE_UP_FACTOR = 1.25
-WORST_SHOWN = 15
-
-
-@dataclass(frozen=True)
-class CellResult:
-    """All kernels timed on one GEMM, fastest first."""
-
-    rows: list[Row]
-    dispatched: str
-
-    @property
-    def best(self) -> Row:
-        """The fastest kernel's row."""
-        return self.rows[0]
-
-    @property
-    def regret(self) -> float:
-        """Time of the dispatcher's kernel over the fastest one's, less 1; NaN when not timed."""
-        chosen = next((row for row in self.rows if row.config == self.dispatched), None)
-        return _time(chosen) / _time(self.best) - 1 if chosen else math.nan
-
-    def describe(self) -> str:
-        """Return one line: the best kernels and what the dispatcher takes."""
-        best = self.best
-        others = [
-            f"{row.config} +{100 * (_time(row) / _time(best) - 1):.1f}%" for row in self.rows[1:3]
-        ]
-        return (
-            f"{best.dtype} {best.scale} {best.accumulate} {best.case} {best.stage} "
-            f"T={best.num_tokens}: "
-            f"{best.config} {best.median_us:.1f} us, {best.ratio_to_floor:.2f} x floor; "
-            f"then {', '.join(others) or 'none'}; "
-            f"dispatcher {self.dispatched} +{100 * self.regret:.1f}%"
-        )
-
-
-def _time(row: Row) -> float:
-    return math.inf if row.median_us is None else row.median_us
-
-
-def results_by_cell(rows: Iterable[Row]) -> list[CellResult]:
-    """Group the rows of a tuning file by GEMM; rows without a time are left out."""
-    cells: dict[tuple[object, ...], dict[str, Row]] = defaultdict(dict)
-    for row in rows:
-        if row.provider == "moe_ext" and row.median_us is not None and row.layout == CONTIGUOUS:
-            key = (
-                row.dtype,
-                row.accumulate,
-                row.scale,
-                row.routing,
-                row.case,
-                row.stage,
-                row.num_tokens,
-                row.power,
-            )
-            cells[key][row.config] = row
-    return [
-        CellResult(sorted(cell.values(), key=_time), _dispatched(next(iter(cell.values()))))
-        for cell in cells.values()
-    ]
-
-
-def _dispatched(row: Row) -> str:
-    """Return the kernel that the dispatcher of the installed package takes for the row's GEMM."""
-    case: Case = get_case(row.case)
-    return dispatched(
-        Variant(row.dtype, row.scale, row.accumulate),
-        row.stage,
-        row.num_tokens * case.top_k,
-        (case.num_experts, *case.stage_shape(row.stage)),
-    )
-
-
-def summary(results: Sequence[CellResult]) -> str:
-    """Return the mean regret of the dispatcher and its worst cells."""
-    timed = [result for result in results if not math.isnan(result.regret)]
-    if not timed:
-        return "no cell has a time of the dispatcher's kernel"
-    mean = math.exp(sum(math.log1p(result.regret) for result in timed) / len(timed)) - 1
-    worst = sorted(timed, key=lambda result: -result.regret)[:WORST_SHOWN]
-    return "\n".join(
-        [
-            f"dispatcher: {100 * mean:.2f}% slower than the best kernel on average over "
-            f"{len(timed)} cells ({len(results) - len(timed)} without a time); worst:",
-            *(f"  {result.describe()}" for result in worst),
-        ]
-    )
+Job = tuple[Plan, Variant, list[str]]
+"""A cell, how its operands are scaled and summed, and the kernels to time."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the command line of `bench.tune`."""
     parser = argparse.ArgumentParser(prog="python -m bench.tune", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("tune.jsonl"), help="appended to")
-    parser.add_argument("--configs", type=lambda text: text.split(","), default=["all"])
-    parser.add_argument(
-        "--read", type=Path, help="print the summary of this file and measure nothing"
-    )
-    parser.add_argument("--each", action="store_true", help="print one line per cell")
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("tune.jsonl"), help="read first, then appended to")
+    add("--op", type=_ops, default=[PAIR, LAYER], help=f"any of {','.join(OPS)}")
+    add("--configs", type=lambda text: text.split(","), default=["all"])
+    add("--read", type=Path, help="print the summary of this file and measure nothing")
+    add("--each", action="store_true", help="print one line per cell")
     add_grid_arguments(parser)
-    parser.set_defaults(samples=TUNE_SAMPLES)
+    parser.set_defaults(
+        samples=TUNE_SAMPLES,
+        cases=tuned_case_names(),
+        scales=["tensor", "block128"],
+        accumulate=["promoted"],
+    )
     return parser
+
+
+def _ops(text: str) -> list[str]:
+    ops = text.split(",")
+    if not set(ops) <= set(OPS):
+        raise argparse.ArgumentTypeError(f"must be among {','.join(OPS)}, got {text}")
+    return ops
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -136,10 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(arguments)
     with refused_in_a_line(parser):
-        rows = time_kernels(args) if args.read is None else load_rows(args.read)
-    if args.dry_run:
-        return 0
-    results = results_by_cell(rows)
+        if args.read is None:
+            time_kernels(args)
+        if args.dry_run:
+            return 0
+        results = results_by_cell(load_rows(args.read or args.out))
     if args.each:
         for result in results:
             print(result.describe())
@@ -147,44 +81,108 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def time_kernels(args: argparse.Namespace) -> list[Row]:
-    """Time the kernels on both stages of every cell, the dispatcher's choice first."""
-    environment, policy, plans = set_up(args, "grouped_gemm")
-    provider = MoeExt()
-    rows: list[Row] = []
-    choices = {
-        plan.cell.dtype: provider.variants(plan.cell.dtype, args.accumulate, args.scales, [])
-        for plan in plans
-    }
-    total = sum(len(choices[plan.cell.dtype]) for plan in plans)
-    with Progress(total) as progress, args.out.open("a") as file:
-        out_buffers = make_out_buffers(plans, environment.device)
-        pool = None
-        for plan in plans:
-            if args.budget is not None and progress.seconds > args.budget:
-                progress.say(f"budget spent: {progress.total - progress.done} cells left out")
-                break
-            if pool is None or pool.dtype != plan.cell.dtype:
-                pool = None  # frees the old one first
-                pool = make_pool(plans, plan.cell.dtype, environment.device)
-            problem = make_problem(plan, pool, out_buffers)
-            for choice in choices[plan.cell.dtype]:
-                first = provider.config_name(problem, choice)
-                variants = provider.variants(
-                    plan.cell.dtype, [choice.accumulate], [choice.scale], args.configs
+def variants_of(op: str, dtype: str, args: argparse.Namespace) -> list[Variant]:
+    """Return the ways to scale and to sum that are asked for.
+
+    A layer's first GEMM has no kernels that sum fast, so its cells are those of promoted ones.
+    """
+    known = LAYER_SCALES if op == LAYER else SCALES
+    accumulates = ["promoted"] if op == LAYER else args.accumulate
+    scales = [scale for scale in args.scales if scale in known]
+    return [Variant(dtype, *kind) for kind in accumulations(dtype, accumulates, scales)]
+
+
+def make_jobs(
+    args: argparse.Namespace, plans: Sequence[Plan], environment: Environment
+) -> list[Job]:
+    """List the cells with the kernels to time on each, the dispatcher's choice first."""
+    jobs = []
+    for plan in plans:
+        for variant in variants_of(plan.cell.op, plan.cell.dtype, args):
+            first, *others = candidates(plan.cell, variant, environment.sm_count or H200_SMS)
+            kept = [name for name in others if _wanted(name, plan.cell.op, args.configs)]
+            jobs.append((plan, variant, [first, *kept]))
+    return jobs
+
+
+def _wanted(name: str, op: str, configs: Sequence[str]) -> bool:
+    kernels = kernels_of(name, 1 if op == GEMM else 2)
+    return "all" in configs or any(kernel in configs for kernel in kernels)
+
+
+def job_key(plan: Plan, variant: Variant, power: str) -> CellKey:
+    """Return the key of a job's rows, `bench.tune_cells.cell_key`."""
+    cell = plan.cell
+    return (
+        cell.op,
+        cell.stages[0] if cell.op == GEMM else "",
+        cell.case.name,
+        variant.dtype,
+        variant.scale,
+        variant.accumulate,
+        cell.routing,
+        cell.num_tokens,
+        power,
+    )
+
+
+def is_done(job: Job, rows: Sequence[Row]) -> bool:
+    """Whether a cell's last visit has all kernels of the job, and says something."""
+    return {row.config for row in rows} >= set(job[2]) and not disagreement(rows)
+
+
+def time_kernels(args: argparse.Namespace) -> None:
+    """Time the kernels of every cell that the output file does not have yet."""
+    environment, policy, plans = set_up(args, *args.op)
+    policy = replace(policy, clock=environment.device.type == "cuda")
+    with open_to_append(args.out) as file:
+        # A new file is empty, which is no file of rows to read.
+        before = latest_visits(load_rows(args.out) if args.out.stat().st_size else [])
+        jobs = make_jobs(args, plans, environment)
+        power = policy.power.regime
+        left = [job for job in jobs if not is_done(job, before.get(job_key(*job[:2], power), []))]
+        print(f"{len(jobs)} cells, {len(jobs) - len(left)} of them done in {args.out}")
+        gemms = [plan for plan in plans if plan.cell.op != LAYER]
+        out_buffers = make_out_buffers(gemms, environment.device)
+        providers: dict[bool, Provider[Any]] = {False: MoeExt(), True: MoeExtLayer()}
+        pool: MemoryPool | None = None
+        made: tuple[Plan, Any] | None = None
+        unsteady = []
+        with Progress(len(left)) as progress:
+            for plan, variant, names in left:
+                if args.budget is not None and progress.seconds > args.budget:
+                    break
+                if pool is None or pool.dtype != plan.cell.dtype:
+                    made = pool = None  # frees the old one first
+                    pool = make_pool(plans, plan.cell.dtype, environment.device)
+                is_layer = plan.cell.op == LAYER
+                if made is None or made[0] is not plan:
+                    made = None
+                    problem = make_layer(plan, pool) if is_layer else None
+                    made = (plan, problem or make_problem(plan, pool, out_buffers))
+                rows = hold_contest(
+                    providers[is_layer],
+                    [replace(variant, config=name) for name in names],
+                    made[1],
+                    policy,
+                    environment,
                 )
-                best, row = math.inf, None
-                for variant in sorted(variants, key=lambda v: v.config != first):
-                    row = measure(
-                        provider, variant, problem, policy, environment, GIVE_UP_FACTOR * best
+                file.write("".join(row.to_json() + "\n" for row in rows))
+                file.flush()
+                best = min(rows, key=time_of)
+                progress.add(best)
+                why = disagreement(rows)
+                if why:
+                    unsteady.append(
+                        f"{best.op} {best.case} {best.dtype} {best.scale} "
+                        f"{best.routing} T={best.num_tokens}: {why}"
                     )
-                    best = min(best, _time(row))
-                    file.write(row.to_json() + "\n")
-                    rows.append(row)
-                if row is not None:
-                    progress.add(replace(row, ratio_to_floor=best / row.floor_us))
-            file.flush()
-    return rows
+        print(
+            f"{progress.done} cells in {progress.seconds:.0f} s, {len(left) - progress.done} left"
+        )
+        if unsteady:
+            print(f"{len(unsteady)} cells that disagree with themselves; the same command goes")
+            print("over them again:", *unsteady, sep="\n  ")
 
 
 if __name__ == "__main__":

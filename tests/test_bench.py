@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bench import run, tune
-from bench.cases import TOKENS, case_names, extra_case_names, get_case
+from bench.cases import TOKENS, case_names, extra_case_names, get_case, tuned_case_names
 from bench.checks import max_error, sample_groups, sample_rows
 from bench.data.routing import counts, expert_log_popularity, make_routing
 from bench.draws import draw_all, draw_key
@@ -48,6 +48,8 @@ CPU = Environment(torch.device("cpu"), "cpu", "abc123")
         ("glm-4.5-air-tp8", (128, 8, 4096, 176)),
         ("shard-192", (128, 8, 2048, 192)),
         ("shard-256", (128, 8, 2048, 256)),
+        ("qwen3-30b-ep8", (16, 8, 2048, 768)),
+        ("mixtral-ep4", (2, 2, 4096, 14336)),
     ],
 )
 def test_case_sizes(name: str, sizes: tuple[int, ...]) -> None:
@@ -69,6 +71,16 @@ def test_cases_agree_with_the_peers_file() -> None:
             assert case.top_k == int(row["top_k"])
             assert case.hidden_size == int(row["hidden_size"])
             assert case.intermediate_size == int(row["intermediate_size"])
+
+
+def test_tuned_cases_have_sizes_of_their_own() -> None:
+    names = tuned_case_names()
+    assert names[: len(case_names())] == case_names()
+    assert set(extra_case_names()) - set(names) == {"shard-192"}  # qwen3-30b-tp4
+
+
+def test_a_miniature_has_a_name() -> None:
+    assert get_case("mixtral-dry-run") == get_case("mixtral").shrunk()
 
 
 def test_unknown_case_is_named() -> None:
@@ -325,7 +337,7 @@ def test_run_defaults_are_the_full_grid() -> None:
 
 def test_cases_outside_the_full_grid_are_taken_by_name() -> None:
     parse = run.build_parser().parse_args
-    assert parse(["--cases", "shard-192,shard-256"]).cases == extra_case_names()
+    assert parse(["--cases", "shard-192,shard-256"]).cases == extra_case_names()[:2]
     assert parse(["--cases", "all"]).cases == case_names()
     assert not set(extra_case_names()) & set(case_names())
 

@@ -1,8 +1,7 @@
-"""The benchmark's reports: tables, plot, bars, comparison, tuner's summary."""
+"""The benchmark's reports: tables, plot, bars, comparison."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.bench_rows import make_row, write_rows
 
-from bench import bars, report, tables, tune
+from bench import bars, report, tables
 from bench.peers import load_deep_gemm
 from bench.rows import Row, latest
 
@@ -174,17 +173,3 @@ def test_check_fails_when_a_row_is_missing(
     assert report.main([str(results), "--check"]) == 1
     printed = capsys.readouterr().out
     assert "pair, T = 16..256: 2 pass, 0 MISS, 22 missing" in printed
-
-
-# tuner
-
-
-def test_regret_is_the_dispatchers_time_over_the_best() -> None:
-    fast = make_row(op="grouped_gemm", stage="down", config="b", median_us=100.0)
-    slow = replace(fast, config="a", median_us=103.0)
-    result = tune.CellResult([fast, slow], dispatched="a")
-    assert result.best.config == "b"
-    assert result.regret == pytest.approx(0.03)
-    assert "dispatcher a +3.0%" in result.describe()
-    assert "3.00% slower" in tune.summary([result])
-    assert math.isnan(tune.CellResult([fast], dispatched="gone").regret)

@@ -8,8 +8,9 @@ import moe_ext
 import pytest
 from moe_ext import _dispatch
 from moe_ext._configs import matching_configs
+from moe_ext._dispatch_points import Points
 from moe_ext._dispatch_rows import Row
-from moe_ext._dispatch_table import KEPT_FOR_TUNING, TABLE
+from moe_ext._dispatch_table import KEPT_FOR_TUNING, TABLES
 
 KINDS = [
     ("bf16", "fp32"),
@@ -87,10 +88,21 @@ def test_bf16_ignores_accumulate():
     assert choose(("bf16", "promoted"), 64, SHAPES[0]) == choose(("bf16", "fp32"), 64, SHAPES[0])
 
 
-def test_table_rows_name_compiled_kernels_and_their_measurement():
-    for row in TABLE:
-        assert row.config in {config.id for config in matching_configs(row.dtype, row.accumulate)}
-        assert len(row.measurement) > 10
+@pytest.mark.parametrize("kind", TABLES, ids="-".join)
+def test_tables_name_compiled_kernels_and_their_measurement(kind):
+    table = TABLES[kind]
+    if isinstance(table, Points):
+        named = [choice[1:] for shape in table.tuned for choice in shape.choices]
+        fitting = {config.id for config in matching_configs(*kind)}
+        assert (table.dtype, table.accumulate) == kind
+        assert "jsonl" in table.where
+    else:
+        named = [(row.config, row.measurement) for row in table]
+        fitting = {config.id for row in table for config in matching_configs(*row[:2])}
+        assert {row[:2] for row in table} == {(kind[0], kind[1].removesuffix("_swapped"))}
+    for config, measurement in named:
+        assert config in fitting
+        assert len(measurement) > 10
 
 
 def test_every_kernel_is_chosen_somewhere_or_kept_on_purpose():

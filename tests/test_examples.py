@@ -21,6 +21,7 @@ MODULES = (
     "moe_ext.sort_tokens",
     "moe_ext.combine_tokens",
     "moe_ext._explain",
+    "moe_ext._explain_layer",
     "moe_ext._preload",
     "moe_ext._supports",
     "moe_ext.nn.experts",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import types
 
 import moe_ext
 import pytest
 import torch
-from moe_ext import _dispatch
+from moe_ext import _dispatch, _explain, _library, _measure
 
 QWEN3_30B = {"num_groups": 128, "n": 1536, "k": 2048}
 
@@ -166,3 +168,146 @@ def test_blocks_off_the_grid_are_explained_with_the_kernel_that_takes_them(
     kernel = moe_ext.kernels()[told.config_index]
     assert kernel.accumulate == told.accumulate == sums
     assert kernel.order in orders
+
+
+# measured times, on a GPU that is not there
+
+
+class Event:
+    """An event of a clock that moves by as much as is replayed."""
+
+    clock_ms = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = Event.clock_ms
+
+    def elapsed_time(self, other):
+        return other.at - self.at
+
+
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """A GPU of 78 SMs on which a captured call takes 5 us, and 50 in the first replay."""
+    state = types.SimpleNamespace(capturing=False, replays=0, calls=0)
+
+    class Graph:
+        def replay(self):
+            state.replays += 1
+            Event.clock_ms += 1e-3 * self.calls * (50 if state.replays == 1 else 5)
+
+    @contextlib.contextmanager
+    def capture(graph):
+        before = state.calls
+        yield
+        graph.calls = state.calls - before
+
+    monkeypatch.setattr(_library, "load", lambda: None)
+    kernels = types.SimpleNamespace(sm_count=78)
+    monkeypatch.setattr(_library, "device_kernels", lambda index: kernels)
+    for name, stand_in in {
+        "current_device": lambda: 0,
+        "device": contextlib.nullcontext,
+        "is_current_stream_capturing": lambda: state.capturing,
+        "CUDAGraph": Graph,
+        "graph": capture,
+        "Event": Event,
+        "synchronize": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return state
+
+
+def count_calls(state, monkeypatch, module, name):
+    """Let a maker of calls count what is called."""
+    make = getattr(module, name)
+    seen = []
+
+    def counted(**arguments):
+        seen.append(arguments)
+        run = make(**{**arguments, "device": torch.device("cpu")})
+
+        def call(copy):
+            state.calls += 1
+            return run(copy) if state.calls == 1 else None  # the reference is slow
+
+        return call
+
+    monkeypatch.setattr(module, name, counted)
+    return seen
+
+
+SMALL = {"num_groups": 3, "n": 24, "k": 160}
+
+
+@pytest.mark.filterwarnings("ignore:moe_ext. no CUDA device")
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dtype": "bf16"},
+        {"dtype": "fp8", "accumulate": "fast"},
+        {"dtype": "fp8", "block_scales": True},
+        {"dtype": "fp8", "block_scales": True, "n_segments": 2, "scale_b_offset": (64, 0)},
+        {"dtype": "fp8", "block_scales": True, "scale_b_offset": (0, 8)},
+        {"dtype": "bf16", "n": 20},
+        {"dtype": "fp8", "k": 232},
+    ],
+    ids=str,
+)
+def test_a_time_is_measured_where_it_is_asked_for(one_gpu, monkeypatch, layout):
+    seen = count_calls(one_gpu, monkeypatch, _explain, "gemm_call")
+    told = moe_ext.explain(num_rows=7, measure_on=0, **(SMALL | layout))
+    assert told.measured_us == pytest.approx(5.0)
+    assert told.sm_count == 78
+    assert "measured 5.0 us" in str(told)
+    assert seen[0]["config"] == told.config
+    weight_bytes = told.weight_bytes
+    assert seen[0]["copies"] == _measure.num_copies(weight_bytes) == 64
+    assert (one_gpu.calls - 1) % seen[0]["copies"] == 0
+    assert one_gpu.replays == 23
+    assert moe_ext.explain(num_rows=7, sm_count=78, **(SMALL | layout)).config == told.config
+
+
+def test_nothing_is_measured_unless_asked():
+    told = moe_ext.explain(dtype="bf16", num_rows=7, **SMALL)
+    assert told.measured_us is None
+    assert told.sm_count == 132
+    assert "measured" not in str(told).splitlines()[-1]
+
+
+def test_what_cannot_be_measured(one_gpu, monkeypatch):
+    count_calls(one_gpu, monkeypatch, _explain, "gemm_call")
+    with pytest.raises(ValueError, match="`measure_on` must be None where nothing is computed"):
+        moe_ext.explain(dtype="bf16", num_rows=0, measure_on=0, **SMALL)
+    with pytest.raises(ValueError, match="explain: `device` must be a CUDA device, got cpu"):
+        moe_ext.explain(dtype="bf16", num_rows=7, measure_on="cpu", **SMALL)
+    one_gpu.capturing = True
+    with pytest.raises(RuntimeError, match="explain: must measure outside the capture"):
+        moe_ext.explain(dtype="bf16", num_rows=7, measure_on=0, **SMALL)
+
+
+def test_without_a_gpu_the_reason_is_the_librarys():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(RuntimeError, match="moe_ext: "):
+        moe_ext.explain(dtype="bf16", num_rows=7, measure_on="cuda", **SMALL)
+
+
+def test_copies_and_calls():
+    assert _measure.num_copies(0) == _measure.num_copies(1e6) == 64
+    assert _measure.num_copies(100e6) == 3
+    assert _measure.num_copies(1e9) == 2
+    assert _measure.num_calls(3, 1e6) == 3
+    assert _measure.num_calls(3, 1.0) == 66
+    assert _measure.num_calls(100, 1.0) == 100
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "layout", [{"dtype": "bf16"}, {"dtype": "fp8", "block_scales": True}], ids=str
+)
+def test_a_time_on_a_gpu_is_near_its_prediction(layout):
+    told = moe_ext.explain(num_rows=512, measure_on="cuda", **QWEN3_30B, **layout)
+    assert told.floor_us / 2 < told.measured_us < 4 * told.predicted_us

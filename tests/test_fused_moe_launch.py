@@ -12,6 +12,7 @@ import torch
 from moe_ext import _fused_moe_launch, _fused_moe_run
 from moe_ext._activations import ACTIVATIONS, gating
 from moe_ext._fused_moe_checks import check_fused_moe
+from moe_ext._fused_moe_kernels import Kernels as ForcedKernels
 from moe_ext._fused_moe_kernels import choose_kernels
 from moe_ext._fused_moe_options import said
 from moe_ext._fused_moe_workspace import workspace_bytes
@@ -56,7 +57,6 @@ class Kernels(types.SimpleNamespace):
 
     def fused_moe_configured(self, *arguments):
         call = dict(zip(ARGUMENTS, arguments[:-3], strict=True))
-        assert call["flags"] & REMEMBER
         assert call["workspace"] is not None
         assert call["out"] is not None
         return self._run(arguments[-3:], **call)
@@ -71,7 +71,8 @@ class Kernels(types.SimpleNamespace):
         if choice is None or slots == 0 or not call["topk_ids"].dtype.is_signed:
             self.refused += 1
             raise ValueError("fused_moe: not the documented message")
-        self.told[problem, alpha, limit] = choice
+        if flags & REMEMBER:
+            self.told[problem, alpha, limit] = choice
         self.ran.append((flags, *choice))
         call["hidden_states"] = call["hidden_states"].as_subclass(torch.Tensor)
         result = fused_moe_reference(
@@ -119,6 +120,24 @@ def twice(kernels, layer, **changes):
     assert remembered == choice
     assert flags == again | REMEMBER
     return first, again & 0xFF, choice
+
+
+def test_forced_kernels_are_not_remembered(kernels):
+    layer = layer_on_cuda()
+    layer_kernels = [config.index for config in moe_ext.kernels() if config.output == "either"]
+    forced = ForcedKernels(layer_kernels[3], layer_kernels[3])
+    operands = [layer[name] for name in OPERANDS]
+    parameters = inspect.signature(_fused_moe_run.run_fused_moe).parameters.values()
+    options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    del options["out"]
+    sizes = SIZES.num_tokens * SIZES.top_k, SIZES.hidden, SIZES.intermediate, SIZES.num_experts
+    options["workspace"] = torch.empty(workspace_bytes(*sizes), dtype=torch.uint8)
+    out = torch.empty_like(layer["hidden_states"].as_subclass(torch.Tensor))
+    checked = check_fused_moe("fused_moe", out, *operands, **options)
+    _fused_moe_launch.launch_checked(checked, out, *operands, **options, chosen=forced)
+    assert kernels.ran[0][1:3] == forced
+    assert kernels.told == {}
+    assert torch.equal(out, expected(layer))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -83,6 +83,7 @@ def test_cpp_refuses_every_documented_error(name):
         pytest.skip("Python's to refuse")
     arguments = dict.fromkeys(TENSORS) | valid_arguments("cuda") | changes
     first_expert = arguments.pop("first_expert", 0)
+    routed_scale = arguments.pop("routed_scale", 1.0)
     before = torch.cuda.memory_allocated()
     fp8 = arguments["w13"].dtype is torch.float8_e4m3fn
     dtype = "fp8" if fp8 else "bf16"
@@ -93,5 +94,5 @@ def test_cpp_refuses_every_documented_error(name):
         kernels = kernel(("gated", "either"), first, dtype), kernel(("rows",), second, dtype)
         tensors = [arguments[tensor] for tensor in TENSORS]
         with pytest.raises(ValueError, match="must"):
-            op(*tensors, flags, 0.0, 0.0, 1.0, first_expert, *kernels, [1.0] * 6)
+            op(*tensors, flags, 0.0, 0.0, routed_scale, first_expert, *kernels, [1.0] * 6)
     assert torch.cuda.memory_allocated() == before

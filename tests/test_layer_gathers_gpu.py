@@ -11,13 +11,15 @@ import torch
 from moe_ext import _fused_moe_launch, _fused_moe_run
 from moe_ext._fused_moe_kernels import Kernels
 from moe_ext.reference import fused_moe_reference
-from support.fused_moe import Sizes, integer_layer
+from support.fused_moe import Sizes, assert_layer_is_right, integer_layer, random_layer
 from support.graphs import captured
 from support.inputs import in_poison
 from support.kernels import gathering_kernels, rows_kernel
 from support.tolerance import assert_same_bits
 
 pytestmark = pytest.mark.gpu
+
+PLAIN_BLOCK = "gated_fp8b_plain"
 
 LAYOUTS = {
     "bf16": "fp32",
@@ -26,11 +28,11 @@ LAYOUTS = {
     "channel": "promoted",
     "block": "block",
 }
-# k tails of 16 bytes and of 8, one step of K and several, tiles with one row and with all.
+# k tails of 16 bytes and of 8, a step of K and several, tiles with one row and with all.
 SIZES = {
     "k_tail": Sizes(150, 6, 3, 400, 128),
     "half_a_chunk": Sizes(150, 6, 3, 392, 128),
-    "one_step": Sizes(300, 3, 2, 64, 64),
+    "one_step": Sizes(300, 3, 2, 64, 192),
     "one_token": Sizes(1, 6, 3, 512, 128),
     "one_expert": Sizes(513, 1, 1, 256, 128),
 }
@@ -38,6 +40,8 @@ PAIRS = [
     pytest.param(layout, config, id=f"{layout}-{config.id}")
     for layout, accumulate in LAYOUTS.items()
     for config in gathering_kernels(accumulate)
+    # Which takes no bias, as an integer layer has it: see the last test.
+    if config.id != PLAIN_BLOCK
 ]
 pairs = pytest.mark.parametrize(("layout", "config"), PAIRS)
 
@@ -54,8 +58,9 @@ def make_layer(layout, sizes, device, seed=1):
 def forced(monkeypatch):
     """A function that makes every layer run a kernel and its partner."""
 
-    def force(config):
-        kernels = Kernels(config.index, rows_kernel(config).index)
+    def force(config, layer):
+        hidden = layer["hidden_states"].shape[1]
+        kernels = Kernels(config.index, rows_kernel(config, hidden).index)
         monkeypatch.setattr(_fused_moe_launch, "choose_kernels", lambda *_: kernels)
         # Not the choice that a problem met before is remembered with.
         monkeypatch.setattr(_fused_moe_run, "launch", lambda *_: None)
@@ -67,7 +72,7 @@ def forced(monkeypatch):
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes(layout, config, name, forced):
     layer = make_layer(layout, SIZES[name], "cuda")
-    forced(config)
+    forced(config, layer)
     assert_same_bits(moe_ext.fused_moe(**layer), fused_moe_reference(**layer))
 
 
@@ -76,7 +81,7 @@ def test_nothing_beside_the_rows_counts(layout, config, forced):
     layer = make_layer(layout, SIZES["half_a_chunk"], "cuda")
     expected = fused_moe_reference(**layer)
     layer["hidden_states"] = in_poison(layer["hidden_states"])
-    forced(config)
+    forced(config, layer)
     assert_same_bits(moe_ext.fused_moe(**layer), expected)
 
 
@@ -87,7 +92,7 @@ def test_tokens_without_an_expert_here_do_not_count(layout, config, forced):
     layer["topk_ids"][1::3, 1:] = 99
     expected = fused_moe_reference(**layer)
     layer["hidden_states"][::3] = float("nan")
-    forced(config)
+    forced(config, layer)
     assert_same_bits(moe_ext.fused_moe(**layer), expected)
 
 
@@ -96,15 +101,15 @@ def test_no_expert_here_at_all(layout, config, forced):
     layer = make_layer(layout, SIZES["k_tail"], "cuda")
     layer["topk_ids"].fill_(-1)
     layer["hidden_states"].fill_(float("nan"))
-    forced(config)
+    forced(config, layer)
     assert not bool(moe_ext.fused_moe(**layer).any())
 
 
 @pairs
 def test_a_sort_of_several_launches(layout, config, forced):
     # Its scratch lies where quantised tokens go.
-    layer = make_layer(layout, Sizes(8500, 4, 8, 128, 64), "cuda")
-    forced(config)
+    layer = make_layer(layout, Sizes(8500, 16, 8, 192, 192), "cuda")
+    forced(config, layer)
     assert_same_bits(moe_ext.fused_moe(**layer), fused_moe_reference(**layer))
 
 
@@ -116,7 +121,7 @@ def test_replays_with_other_tokens_and_routing(layout, config, forced):
     variants = [own | {n: layer[n] for n in ("hidden_states", "topk_ids")} for layer in layers]
     expected = [fused_moe_reference(**variant) for variant in variants]
     out = torch.empty_like(own["hidden_states"])
-    forced(config)
+    forced(config, own)
     # Two in a row: the second may begin while the first still runs.
     graph = captured(lambda: [moe_ext.fused_moe_out(**own, out=out) for _ in range(2)])
     for turn in range(30):
@@ -135,12 +140,25 @@ def test_one_token_many_times(layout, config, forced):
     layer["hidden_states"][:] = layer["hidden_states"][:1]
     layer["topk_weights"][:] = layer["topk_weights"][:1]
     layer["topk_ids"][:] = torch.arange(3, device="cuda")
-    forced(config)
+    forced(config, layer)
     out = moe_ext.fused_moe(**layer)
     assert_same_bits(out, out[:1].expand_as(out))
     assert not bool(out.isnan().any())
 
 
+@pytest.mark.parametrize("sizes", [Sizes(150, 6, 3, 400, 128), Sizes(8500, 16, 8, 192, 256)])
+def test_plain_order_with_scales_per_block(sizes, forced):
+    layer = random_layer("block", "swiglu", sizes, "cuda")
+    layer["topk_ids"][::3] = -1
+    expected = moe_ext.fused_moe(**layer)
+    layer["hidden_states"] = in_poison(layer["hidden_states"])
+    layer["hidden_states"][::3] = float("nan")
+    forced(next(config for config in gathering_kernels("block") if config.id == PLAIN_BLOCK), layer)
+    out = moe_ext.fused_moe(**layer)
+    assert_same_bits(out, expected)
+    layer["hidden_states"][::3] = 0
+    assert_layer_is_right(out, layer)
+
+
 def test_every_layout_has_such_kernels():
     assert {pair.values[0] for pair in PAIRS} == set(LAYOUTS)
-    assert any(not config.swapped for config in gathering_kernels("block"))

@@ -25,8 +25,20 @@ class Variant:
     dtype: str
     scale: str
     accumulate: str
-    config: str | None = None  # a forced kernel; None lets the provider choose
+    # Forced kernels, one or as many as there are stages, joined by "+"; None: the provider chooses.
+    config: str | None = None
     batch_invariant: bool = False
+
+
+def kernels_of(config: str, num_stages: int) -> list[str]:
+    """Return the kernel of each stage that a configuration names."""
+    names = config.split("+")
+    return names * num_stages if len(names) == 1 else names
+
+
+def joined(kernels: Sequence[str]) -> str:
+    """Return the configuration that names one kernel for each stage."""
+    return "+".join(kernels[:1] if len(set(kernels)) == 1 else kernels)
 
 
 def accumulations(

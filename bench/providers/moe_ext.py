@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.layouts import LAYOUTS, MASKED
 from bench.problem import Problem
-from bench.providers.base import Provider, Variant, accumulations
+from bench.providers.base import Provider, Variant, accumulations, kernels_of
 from bench.scales import SCALES, count_segments, has_blocks, make_scales
 from bench.timing import Call
 
@@ -44,7 +44,7 @@ class MoeExt(Provider[Problem]):
         return [
             Variant(dtype, scale, accumulate, config.id)
             for scale, accumulate in kinds
-            for config in matching_configs(dtype, _sums_of(scale, accumulate))
+            for config in matching_configs(dtype, sums_of(scale, accumulate))
             if "all" in configs or config.id in configs
         ]
 
@@ -65,6 +65,9 @@ class MoeExt(Provider[Problem]):
         accumulate = "fast" if variant.accumulate == "fast" else "promoted"
         outputs = [stage.out for stage in problem.stages]
         layouts = [make_scales(stage, variant.scale) for stage in problem.stages]
+        kernels: list[str] | list[None] = [None] * len(outputs)
+        if variant.config is not None:
+            kernels = kernels_of(variant.config, len(outputs))
 
         def call(index: int) -> list[Tensor]:
             ends = offs[index % len(offs)]
@@ -78,7 +81,7 @@ class MoeExt(Provider[Problem]):
                     n_segments=layouts[position].n_segments,
                     accumulate=accumulate,
                     offs_ready=position > 0,
-                    config=variant.config,
+                    config=kernels[position],
                     out=stage.out,
                     **options,
                 )
@@ -103,7 +106,7 @@ class MoeExt(Provider[Problem]):
         )
 
 
-def _sums_of(scale: str, accumulate: str, stage: str = "", n: int = 0) -> str:
+def sums_of(scale: str, accumulate: str, stage: str = "", n: int = 0) -> str:
     """Return dispatch's name of the way to sum."""
     from moe_ext._scales import block_kind
 
@@ -126,7 +129,7 @@ def dispatched(
     num_groups, n, k = weights_shape
     index = _dispatch.select(
         dtype=variant.dtype,
-        accumulate=_sums_of(variant.scale, variant.accumulate, stage, n),
+        accumulate=sums_of(variant.scale, variant.accumulate, stage, n),
         num_rows=num_rows,
         num_groups=num_groups,
         n=n,

@@ -1,6 +1,7 @@
 // Checks, then parameters: from torch tensors to a combination.
 #include "fused_moe/combine_op.hpp"
 
+#include <cmath>
 #include <limits>
 
 #include "common/cuda_context.hpp"
@@ -66,6 +67,10 @@ CombineParams check_combine(Tensor const& out,
   check_value(out.is_cuda(), kOp, ": `out` must be a CUDA tensor, got another kind of device");
   int const device = out.get_device_index();
   check_value(top_k >= 1 && top_k <= kMaxTopK, kOp, ": `top_k` must be in [1, ", kMaxTopK, "], got ", top_k);
+  check_value(std::abs(routed_scale) <= std::numeric_limits<float>::max(),
+              kOp,
+              ": `routed_scale` must be a number that float32 holds, got ",
+              routed_scale);
   check_rank(kOp, "out", out, 2);
   std::int64_t const num_tokens = out.size(0);
   std::int64_t const hidden = out.size(1);

@@ -7,6 +7,7 @@ import torch
 from moe_ext import _library, nn, reference
 from moe_ext._configs import GroupedGemmConfig, all_configs
 from moe_ext._explain import Explanation, explain
+from moe_ext._explain_layer import LayerExplanation, StageExplanation, explain_fused_moe
 from moe_ext._fused_moe_workspace import fused_moe_workspace_size
 from moe_ext._preload import PreloadReport, preload
 from moe_ext._supports import Support, supports
@@ -24,12 +25,15 @@ from moe_ext.sort_tokens import sort_tokens
 __all__ = [
     "Explanation",
     "GroupedGemmConfig",
+    "LayerExplanation",
     "PreloadReport",
+    "StageExplanation",
     "Support",
     "__version__",
     "build_info",
     "combine_tokens",
     "explain",
+    "explain_fused_moe",
     "fused_moe",
     "fused_moe_masked",
     "fused_moe_masked_out",

@@ -7,11 +7,12 @@ has none.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from moe_ext._configs import GroupedGemmConfig, all_configs, matching_configs
-from moe_ext._dispatch_rows import Row
-from moe_ext._dispatch_table import TABLE
+from moe_ext._dispatch_points import Points
+from moe_ext._dispatch_table import TABLES, Table
 from moe_ext._math import ceil_div
 
 ITEM_BYTES = {"bf16": 2, "fp8": 1}
@@ -103,17 +104,33 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
     return tiles_per_sm * (max(math_us, load_us) + _TILE_OVERHEAD_US / config.ctas_per_sm)
 
 
-def decide(
-    problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: tuple[Row, ...]
-) -> Decision:
-    """Choose among `configs`; they and the rows fit the problem's dtype and accumulation."""
+def _measured(
+    problem: Problem, by_id: Mapping[str, GroupedGemmConfig], table: Table
+) -> Decision | None:
+    """Return what the table chooses; rows that name a kernel not in `by_id` are passed over."""
     sizes = problem[2:]
+    if isinstance(table, Points):
+        nearest = table.nearest(*sizes)
+        if nearest is None or nearest.kernel not in by_id:
+            return None
+        return Decision(by_id[nearest.kernel], "table", nearest.reason)
     for row in table:
-        if row.matches(*sizes):
-            chosen = next(config for config in configs if config.id == row.config)
-            return Decision(chosen, "table", row.measurement)
+        if row.config in by_id and row.matches(*sizes):
+            return Decision(by_id[row.config], "table", row.measurement)
+    return None
+
+
+def decide(problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: Table) -> Decision:
+    """Choose among `configs`; they and the table fit the problem's dtype and accumulation."""
+    return _decide(problem, {config.id: config for config in configs}, table)
+
+
+def _decide(problem: Problem, by_id: Mapping[str, GroupedGemmConfig], table: Table) -> Decision:
+    measured = _measured(problem, by_id, table)
+    if measured is not None:
+        return measured
     # Whole rows pay for few K only, which the model does not know: the table's to choose.
-    configs = tuple(config for config in configs if config.order != "SwapABRows")
+    configs = [config for config in by_id.values() if config.order != "SwapABRows"]
     active_groups = expected_active_groups(problem.num_rows, problem.num_groups)
     # Many kernels reach the floor when weights dominate; the least busy of them has most to spare.
     least = floor_us(problem.dtype, problem.num_rows, active_groups, problem.n, problem.k)
@@ -125,9 +142,7 @@ def decide(
 
 
 @functools.lru_cache(maxsize=64)
-def _candidates(
-    dtype: str, accumulate: str
-) -> tuple[tuple[GroupedGemmConfig, ...], tuple[Row, ...]]:
+def _candidates(dtype: str, accumulate: str) -> tuple[dict[str, GroupedGemmConfig], Table]:
     configs = matching_configs(dtype, accumulate)
     if not configs:
         raise RuntimeError(
@@ -135,15 +150,7 @@ def _candidates(
             "compiled, "
             f"got only {', '.join(config.id for config in all_configs())}"
         )
-    ids = {config.id for config in configs}
-    kind = (dtype, _kind(accumulate))
-    return configs, tuple(
-        row for row in TABLE if row.config in ids and (row.dtype, row.accumulate) == kind
-    )
-
-
-def _kind(accumulate: str) -> str:
-    return accumulate.removesuffix("_swapped")
+    return {config.id: config for config in configs}, TABLES.get((dtype, accumulate), ())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -160,8 +167,9 @@ def choose(
     """Choose a compiled kernel and say why; `accumulate` does not matter for bf16."""
     if dtype == "bf16":
         accumulate = "fp32"
-    problem = Problem(dtype, _kind(accumulate), num_rows, num_groups, n, k, sm_count)
-    return decide(problem, *_candidates(dtype, accumulate))
+    sums = accumulate.removesuffix("_swapped")
+    problem = Problem(dtype, sums, num_rows, num_groups, n, k, sm_count)
+    return _decide(problem, *_candidates(dtype, accumulate))
 
 
 def select(

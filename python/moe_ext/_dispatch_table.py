@@ -1,92 +1,32 @@
-"""The measured choices: the compiled kernel for each range of sizes. First match wins.
+"""The measured choices, by the operands of a GEMM.
 
-What is compiled (csrc/grouped_gemm/configs.def) and what is chosen (here) are two lists on
-purpose. Each row says what it was measured with; where no row matches, the cost model of
-`_dispatch` decides.
+What is compiled (csrc/grouped_gemm/configs.def) and what is chosen (the modules named here) are two
+lists on purpose. Every choice says what it was measured with; where there is none, the cost model
+of `_dispatch` decides. A module holds rows of limits, of which the first match wins, or the
+measured points that `bench/tune_tables.py` writes.
 """
 
 from __future__ import annotations
 
-from moe_ext._dispatch_rows import PREFILL, SINGLES, Row, rows_of
-from moe_ext._dispatch_table_bf16 import BF16_ROWS
-from moe_ext._dispatch_table_block import BLOCK_ROWS
-from moe_ext._dispatch_table_promoted import PROMOTED_ROWS
-
-TABLE: tuple[Row, ...] = (
-    *BF16_ROWS,
-    *PROMOTED_ROWS,
-    *rows_of(
-        "fp8",
-        "fast",
-        (
-            "swap_fp8f_w64_t32",
-            "1.01x the best kernel's time over 25 cells, worst 1.06x",
-            SINGLES,
-            {"max_rows_per_group": 0.3, "max_touched_tiles": 800, "min_k": 512},
-        ),
-        (
-            "swap_fp8f_w64_t32",
-            "1.00x the best kernel's time over 2 cells, worst 1.00x",
-            SINGLES,
-            {"max_rows_per_group": 1.1, "max_n": 384, "min_k": 1024},
-        ),
-        (
-            "swap_fp8f_w128_t64",
-            "1.01x the best kernel's time over 91 cells, worst 1.06x",
-            SINGLES,
-            {"max_rows_per_group": 24},
-        ),
-        (
-            "swap_fp8f_w128_t128_pair",
-            "1.02x the best kernel's time over 28 cells, worst 1.11x",
-            SINGLES,
-            {"max_rows_per_group": 100, "max_n": 384},
-        ),
-        (
-            "swap_fp8f_w256_t128",
-            "1.01x the best kernel's time over 10 cells, worst 1.04x",
-            PREFILL,
-            {"max_rows_per_group": 100, "min_k": 700},
-        ),
-        (
-            "swap_fp8f_w128_t128_pair",
-            "1.02x the best kernel's time over 28 cells, worst 1.11x",
-            SINGLES,
-            {"max_rows_per_group": 100},
-        ),
-        (
-            "plain_fp8f_w256_t128",
-            "1.00x the best kernel's time over 6 cells, worst 1.00x",
-            SINGLES,
-            {"max_k": 600},
-        ),
-        (
-            "swap_fp8f_w128_t128_pair",
-            "1.05x the best kernel's time over 4 cells, worst 1.11x",
-            SINGLES,
-            {"max_n": 384},
-        ),
-        (
-            "swap_fp8f_w192_t128",
-            "1.03x the best kernel's time over 7 cells, worst 1.08x",
-            PREFILL,
-            {"max_num_rows": 4096, "max_n": 4096},
-        ),
-        (
-            "swap_fp8f_w256_t128",
-            "1.02x the best kernel's time over 14 cells, worst 1.11x",
-            SINGLES,
-            {"max_rows_per_group": 600, "max_num_rows": 16384},
-        ),
-        (
-            "plain_fp8f_w256_t128",
-            "1.00x the best kernel's time over 18 cells, worst 1.01x",
-            SINGLES,
-            {},
-        ),
-    ),
-    *BLOCK_ROWS,
+from moe_ext import (
+    _dispatch_table_bf16,
+    _dispatch_table_block,
+    _dispatch_table_block_swapped,
+    _dispatch_table_fast,
+    _dispatch_table_promoted,
 )
+from moe_ext._dispatch_points import Points
+from moe_ext._dispatch_rows import Row
+
+Table = tuple[Row, ...] | Points
+
+TABLES: dict[tuple[str, str], Table] = {
+    ("bf16", "fp32"): _dispatch_table_bf16.CHOICES,
+    ("fp8", "promoted"): _dispatch_table_promoted.CHOICES,
+    ("fp8", "fast"): _dispatch_table_fast.CHOICES,
+    ("fp8", "block"): _dispatch_table_block.CHOICES,
+    ("fp8", "block_swapped"): _dispatch_table_block_swapped.CHOICES,
+}
 
 # Compiled, chosen by no row and, on 132 SMs, by the cost model for no usual shape; the tuner tries
 # them all the same.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moe_ext._dispatch_rows import DECODE_PAIRS, PAIRS, PREFILL, SINGLES, Row, rows_of
 
-BF16_ROWS: tuple[Row, ...] = (
+CHOICES: tuple[Row, ...] = (
     *rows_of(
         "bf16",
         "fp32",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moe_ext._dispatch_rows import BLOCK_PAIRS, DECODE_PAIRS, PAIRS, Row, rows_of
 
-BLOCK_ROWS: tuple[Row, ...] = (
+CHOICES: tuple[Row, ...] = (
     *rows_of(
         "fp8",
         "block",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moe_ext._dispatch_rows import DECODE_PAIRS, PAIRS, Row, rows_of
 
-PROMOTED_ROWS: tuple[Row, ...] = (
+CHOICES: tuple[Row, ...] = (
     *rows_of(
         "fp8",
         "promoted",

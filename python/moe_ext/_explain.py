@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from moe_ext._checks import MAX_GROUPS, MAX_SIZE
 from moe_ext._configs import planner
 from moe_ext._dispatch import ITEM_BYTES, Problem, choose, floor_us, predict_us
+from moe_ext._library import cuda_device
+from moe_ext._measure import gemm_call, median_us, num_copies
 from moe_ext._scales import SCALE_BLOCK, block_kind
 
 _DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
@@ -32,7 +34,7 @@ class Explanation:
         config: id of the chosen kernel.
         config_index: its index, what the C++ op takes.
         source: "table" (a measured choice) or "cost model".
-        reason: the table row's measurement, or the cost model's estimate.
+        reason: the table's measurement, or the cost model's estimate.
         active_groups: groups that own at least one row.
         largest_group: rows of the largest group.
         num_tiles: output tiles, each computed by one CTA.
@@ -43,6 +45,7 @@ class Explanation:
         floor_us: the least the GEMM can take on an H200: weights read once, or the dense rate,
             plus 2 us.
         predicted_us: the cost model's estimate.
+        measured_us: the median time on the GPU that was asked for, None where none was.
     """
 
     dtype: str
@@ -65,6 +68,7 @@ class Explanation:
     weight_bytes: int
     floor_us: float
     predicted_us: float
+    measured_us: float | None = None
 
     def __str__(self) -> str:
         """Lay the choice out in a few aligned lines."""
@@ -76,7 +80,7 @@ class Explanation:
                 f"groups, n {self.n}, k {self.k}",
             ),
             ("kernel", f"{self.config} (index {self.config_index})"),
-            *_lines_of("why", f"{self.source}: {self.reason}"),
+            *lines_of("why", f"{self.source}: {self.reason}"),
             (
                 "work",
                 f"{self.active_groups} groups with rows, the largest {self.largest_group}; "
@@ -88,12 +92,23 @@ class Explanation:
                 f"{self.padded_rows} rows of padding",
             ),
             ("weights", f"{self.weight_bytes / 2**20:.1f} MiB"),
-            ("time", f"floor {self.floor_us:.1f} us, predicted {self.predicted_us:.1f} us"),
+            ("time", said_times(self.floor_us, self.predicted_us, self.measured_us)),
         )
-        return "\n".join(f"{label:8} {text}" for label, text in lines)
+        return aligned(lines)
 
 
-def _lines_of(label: str, text: str) -> list[tuple[str, str]]:
+def said_times(floor: float, predicted: float, measured: float | None) -> str:
+    """Say the times of a problem."""
+    said = f"floor {floor:.1f} us, predicted {predicted:.1f} us"
+    return said if measured is None else f"{said}, measured {measured:.1f} us"
+
+
+def aligned(lines: Iterable[tuple[str, str]]) -> str:
+    """Put texts behind labels."""
+    return "\n".join(f"{label:8} {text}" for label, text in lines)
+
+
+def lines_of(label: str, text: str) -> list[tuple[str, str]]:
     """Break a long text at its semicolons."""
     first, *rest = text.split("; ")
     return [(label, first), *(("", part) for part in rest)]
@@ -111,7 +126,8 @@ def explain(
     n_segments: int = 1,
     scale_b_offset: Sequence[int] = (0, 0),
     offs: Sequence[int] | None = None,
-    sm_count: int = 132,
+    sm_count: int | None = None,
+    measure_on: torch.device | str | int | None = None,
 ) -> Explanation:
     """Say which compiled kernel `grouped_gemm` would run, why, and what it should cost.
 
@@ -128,16 +144,21 @@ def explain(
         scale_b_offset: (n0, k0) where blocks begin inside a shard; with `block_scales`.
         offs: end row of each group, host numbers. None spreads the rows evenly. They change the
             tiles and times that are told, not the choice: the dispatcher never sees them.
-        sm_count: streaming multiprocessors of the GPU.
+        sm_count: streaming multiprocessors of the GPU. None is 132, an H200's, or what
+            `measure_on` has.
+        measure_on: a CUDA device or its index to time the chosen kernel on: random data, weights
+            out of the L2 cache, a CUDA graph, the median of 20 replays. None measures nothing.
 
     Returns:
         An `Explanation`.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range, or there are no rows to measure.
+        RuntimeError: `measure_on` is given and the kernels cannot run there, as the ops say it.
 
     Notes:
-        Host only: needs no GPU.
+        Host only but with `measure_on`, which allocates 2 to 64 copies of `b`, as many as it takes
+        for the weights that a call reads to exceed L2 four times, and synchronises.
 
     Example:
         >>> explanation = explain(dtype="fp8", num_rows=512, num_groups=128, n=1536, k=2048)
@@ -164,7 +185,7 @@ def explain(
         raise ValueError(
             f"explain: `n_segments` must be 1, or 2 with `block_scales`, got {n_segments!r}"
         )
-    offset = _sequence("scale_b_offset", scale_b_offset)
+    offset = _sequence("explain", "scale_b_offset", scale_b_offset)
     if len(offset) != 2 or not all(
         isinstance(start, int) and 0 <= start < (SCALE_BLOCK if block_scales else 1)
         for start in offset
@@ -173,25 +194,12 @@ def explain(
             f"explain: `scale_b_offset` must be (n0, k0), each 0 to {SCALE_BLOCK - 1} with "
             f"`block_scales` and 0 without, got {offset}"
         )
-    num_rows = _whole("num_rows", num_rows, 0, MAX_SIZE)
-    num_groups = _whole("num_groups", num_groups, 1, MAX_GROUPS)
-    n, k = _whole("n", n, 0, MAX_SIZE), _whole("k", k, 0, MAX_SIZE)
-    sm_count = _whole("sm_count", sm_count, 1, 1024)
-    if offs is None:
-        ends = _even_offs(num_rows, num_groups)
-    else:
-        ends = [
-            _whole(f"offs[{i}]", end, 0, MAX_SIZE) for i, end in enumerate(_sequence("offs", offs))
-        ]
-    if len(ends) != num_groups:
-        raise ValueError(f"explain: `offs` must have {num_groups} entries, got {len(ends)}")
+    num_rows = whole("explain", "num_rows", num_rows, 0, MAX_SIZE)
+    num_groups = whole("explain", "num_groups", num_groups, 1, MAX_GROUPS)
+    n, k = whole("explain", "n", n, 0, MAX_SIZE), whole("explain", "k", k, 0, MAX_SIZE)
+    device, sm_count = gpu_of("explain", measure_on, sm_count)
+    ends = ends_of("explain", offs, num_rows, num_groups)
     rows = [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-    if min(rows) < 0 or ends[-1] > num_rows:
-        raise ValueError(
-            f"explain: `offs` must not decrease and end at num_rows = {num_rows} at most, got "
-            f"{ends}"
-        )
-
     if n % 4:
         raise ValueError(
             f"explain: `n` must be a multiple of 8, or of 4 for float32 results, got {n}"
@@ -209,6 +217,31 @@ def explain(
     plan = planner().plan(ends, num_rows, n, config.index, sm_count)
     active_groups = sum(1 for count in rows if count)
     problem = Problem(name, config.accumulate, ends[-1], num_groups, n, k, sm_count)
+    weight_bytes = active_groups * n * k * ITEM_BYTES[name]
+    predicted = predict_us(config, problem, active_groups)
+    measured = None
+    if device is not None:
+        if not (ends[-1] and n and k):
+            raise ValueError(
+                "explain: `measure_on` must be None where nothing is computed, got "
+                f"{ends[-1]} rows, n {n}, k {k}"
+            )
+        copies = num_copies(weight_bytes)
+        call = gemm_call(
+            dtype=name,
+            ends=ends,
+            num_rows=num_rows,
+            n=n,
+            k=k,
+            copies=copies,
+            device=torch.device("cuda", device),
+            accumulate=accumulate,
+            block_scales=block_scales,
+            n_segments=n_segments,
+            scale_b_offset=offset,
+            config=config.id,
+        )
+        measured = median_us("explain", device, call, copies, predicted)
     return Explanation(
         dtype=name,
         accumulate=config.accumulate,
@@ -227,13 +260,43 @@ def explain(
         waves=plan["waves"],
         padded_rows=plan["padded_rows"],
         token_widths=tuple(sorted({width for width in plan["token_widths"] if width})),
-        weight_bytes=active_groups * n * k * ITEM_BYTES[name],
+        weight_bytes=weight_bytes,
         floor_us=floor_us(name, ends[-1], active_groups, n, k),
-        predicted_us=predict_us(config, problem, active_groups),
+        predicted_us=predicted,
+        measured_us=measured,
     )
 
 
-def _whole(argument: str, value: object, least: int, most: int) -> int:
+def gpu_of(
+    op: str, measure_on: torch.device | str | int | None, sm_count: int | None
+) -> tuple[int | None, int]:
+    """Return the index of the GPU to measure on, if any, and the number of SMs to choose for."""
+    device, own = None, 132
+    if measure_on is not None:
+        device, kernels = cuda_device(op, measure_on)
+        own = kernels.sm_count
+    return device, own if sm_count is None else whole(op, "sm_count", sm_count, 1, 1024)
+
+
+def ends_of(op: str, offs: Sequence[int] | None, num_rows: int, num_groups: int) -> list[int]:
+    """Return the end row of each group, rows spread evenly where nothing is said of them."""
+    if offs is None:
+        return _even_offs(num_rows, num_groups)
+    ends = [
+        whole(op, f"offs[{i}]", end, 0, MAX_SIZE)
+        for i, end in enumerate(_sequence(op, "offs", offs))
+    ]
+    if len(ends) != num_groups:
+        raise ValueError(f"{op}: `offs` must have {num_groups} entries, got {len(ends)}")
+    steps = [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    if min(steps) < 0 or ends[-1] > num_rows:
+        raise ValueError(
+            f"{op}: `offs` must not decrease and end at num_rows = {num_rows} at most, got {ends}"
+        )
+    return ends
+
+
+def whole(op: str, argument: str, value: object, least: int, most: int) -> int:
     """Return `value` as an int; raise a ValueError unless it is a whole number in the range."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
@@ -241,18 +304,18 @@ def _whole(argument: str, value: object, least: int, most: int) -> int:
         number = least - 1
     if not least <= number <= most:
         raise ValueError(
-            f"explain: `{argument}` must be a whole number from {least} to {most}, got {value!r}"
+            f"{op}: `{argument}` must be a whole number from {least} to {most}, got {value!r}"
         )
     return number
 
 
-def _sequence(argument: str, value: object) -> tuple[int, ...]:
+def _sequence(op: str, argument: str, value: object) -> tuple[int, ...]:
     """Return `value` as a tuple; raise a ValueError unless it is a sequence."""
     try:
         return tuple(value)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(
-            f"explain: `{argument}` must be a sequence of whole numbers, got {value!r}"
+            f"{op}: `{argument}` must be a sequence of whole numbers, got {value!r}"
         ) from None
 
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from moe_ext._activations import INTERLEAVED
 from moe_ext._configs import GroupedGemmConfig, matching_configs
 from moe_ext._dispatch import choose
-from moe_ext._dispatch_table_layer import LAYER_TABLE, LayerRow
+from moe_ext._dispatch_points import Points
+from moe_ext._dispatch_table_layer import LAYER_TABLES, LayerTable
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_scales import WeightScale
 from moe_ext._scales import SCALE_BLOCK
@@ -22,24 +23,44 @@ class Kernels(NamedTuple):
     down: int
 
 
-def _gated_candidates(layer: Layer, accumulate: str, bias: bool) -> tuple[GroupedGemmConfig, ...]:
-    """List the gated kernels that can take the first GEMM.
+class LayerDecision(NamedTuple):
+    """The chosen kernels and why the first is: `source` is "table", "likeness" or "cost model"."""
 
-    Those of plain order read one weight scale for each 128 columns of a tile's gate and of its up,
-    and with scales per block have no registers for a bias. C++ refuses others, by the rows of
-    `w13` (csrc/grouped_gemm/scales.cpp): half as many where there is no up.
+    kernels: Kernels
+    source: str
+    reason: str
+
+
+class _Measured(NamedTuple):
+    """A measured choice: ids of kernels, and what was measured."""
+
+    gate_up: str
+    down: str
+    reason: str
+
+
+def takes_plain(layer: Layer, bias: bool) -> bool:
+    """Whether gated kernels in plain order with scales per block can take the first GEMM.
+
+    They read one weight scale for each 128 columns of a tile's gate and of its up, and have no
+    registers for a bias. C++ refuses others, by the rows of `w13` (csrc/grouped_gemm/scales.cpp):
+    half as many where there is no up.
     """
-    configs = matching_configs("fp8" if layer.fp8 else "bf16", accumulate, ("gated", "either"))
-    if accumulate != "block":
-        return configs
     scale = layer.w13_scale
     whole_blocks = layer.intermediate_size % (SCALE_BLOCK if layer.gated else 2 * SCALE_BLOCK) == 0
     segments = scale is not None and scale.n_segments == 2
-    plain = (whole_blocks or segments) and layer.gate_up_layout != INTERLEAVED and not bias
-    return tuple(config for config in configs if plain or config.swapped)
+    return (whole_blocks or segments) and layer.gate_up_layout != INTERLEAVED and not bias
 
 
-def _nearest(
+def gated_candidates(layer: Layer, accumulate: str, bias: bool) -> tuple[GroupedGemmConfig, ...]:
+    """List the gated kernels that can take the first GEMM."""
+    configs = matching_configs("fp8" if layer.fp8 else "bf16", accumulate, ("gated", "either"))
+    if accumulate != "block" or takes_plain(layer, bias):
+        return configs
+    return tuple(config for config in configs if config.swapped)
+
+
+def nearest_kernel(
     wanted: GroupedGemmConfig, candidates: tuple[GroupedGemmConfig, ...]
 ) -> GroupedGemmConfig:
     """Return the candidate with the tile most like the wanted one, by order, tokens, weights."""
@@ -55,15 +76,19 @@ def _nearest(
 
 
 def _measured(
-    dtype: str, accumulate: str, n: int, k: int, *, num_rows: int, num_groups: int, sm_count: int
-) -> LayerRow | None:
-    """Return the first measured choice that a layer is within the limits of."""
-    for layer_row in LAYER_TABLE:
-        row = layer_row.row
-        if (row.dtype, row.accumulate) == (dtype, accumulate) and row.matches(
-            num_rows, num_groups, n, k, sm_count
-        ):
-            return layer_row
+    table: LayerTable, n: int, k: int, *, num_rows: int, num_groups: int, sm_count: int
+) -> _Measured | None:
+    """Return the measured choice for a layer, by its first GEMM."""
+    sizes = num_rows, num_groups, n, k, sm_count
+    if isinstance(table, Points):
+        nearest = table.nearest(*sizes)
+        if nearest is None:
+            return None
+        gate_up, _, down = nearest.kernel.partition("+")
+        return _Measured(gate_up, down or gate_up, nearest.reason)
+    for row, down in table:
+        if row.matches(*sizes):
+            return _Measured(row.config, down, row.measurement)
     return None
 
 
@@ -72,11 +97,10 @@ def _ring_bytes_k(config: GroupedGemmConfig) -> int:
     return config.stages * config.tile_k_bytes
 
 
-@functools.lru_cache(maxsize=4096)
-def choose_kernels(
+def decide_kernels(
     layer: Layer, accumulate: str, bias: bool, batch_invariant: bool, sm_count: int
-) -> Kernels:
-    """Choose a layer's kernels; `bias` is whether the first GEMM has one.
+) -> LayerDecision:
+    """Choose a layer's kernels and say why; `bias` is whether the first GEMM has one.
 
     A measured choice, or the gated kernel most like that which the product alone would take.
     Where it can, it runs the second GEMM too: its code need not be fetched again
@@ -95,34 +119,53 @@ def choose_kernels(
     # No gated kernel leaves the tensor core's sums where they are: "fast" allows it, no more.
     gated_kind = "block" if first == "block" else "promoted" if layer.fp8 else "fp32"
     n = 2 * layer.intermediate_size
-    candidates = _gated_candidates(layer, gated_kind, bias)
-    measured = _measured(dtype, gated_kind, n, layer.hidden_size, **sizes)
-    gate_up = next((c for c in candidates if measured and c.id == measured.row.config), None)
-    if gate_up is None:
+    candidates = gated_candidates(layer, gated_kind, bias)
+    swapped = gated_kind == "block" and not takes_plain(layer, bias)
+    table = LAYER_TABLES.get((dtype, "block_swapped" if swapped else gated_kind), ())
+    measured = _measured(table, n, layer.hidden_size, **sizes)
+    gate_up = next((c for c in candidates if measured and c.id == measured.gate_up), None)
+    if measured is not None and gate_up is not None:
+        source, reason = "table", measured.reason
+    else:
         measured = None
-        like = choose(dtype=dtype, accumulate=first, n=n, k=layer.hidden_size, **sizes).config
-        gate_up = _nearest(like, candidates)
+        like = choose(dtype=dtype, accumulate=first, n=n, k=layer.hidden_size, **sizes)
+        gate_up = nearest_kernel(like.config, candidates)
+        source = "likeness" if like.source == "table" else like.source
+        reason = f"most like {like.config.id}, which the product alone would take; {like.reason}"
     down = choose(
         dtype=dtype, accumulate=second, n=layer.hidden_size, k=layer.intermediate_size, **sizes
     ).config
-    sums = "promoted" if down.accumulate == "fast" else down.accumulate
-    if (
-        gate_up.output == "either"
-        and gate_up.accumulate == sums
-        and layer.hidden_size % 16 == 0  # rows come in slabs of 16
-        and (
-            measured is not None
-            # A ring this deep is for few experts: with it mixtral takes 95 us at T = 1, 102
-            # without (h200-2026-11-30-1c0e5bd.jsonl, probes/layer-kernels-2026-11-30.jsonl).
-            or (down.order != "SwapABRows" and _ring_bytes_k(down) < 2 * _ring_bytes_k(gate_up))
-        )
-    ):
+    if _runs_both(gate_up, down, layer, measured):
         down = gate_up
-    elif measured is not None and gate_up.output == "gated":
+    elif measured is not None:
         same = matching_configs(dtype, down.accumulate)
         down = next((config for config in same if config.id == measured.down), down)
     if batch_invariant and down.split_k > 1:
         # All others add up K in one order, whatever their tiles: tests/test_kernels_gpu.py.
         same = matching_configs(dtype, down.accumulate)
-        down = _nearest(down, tuple(config for config in same if config.split_k == 1))
-    return Kernels(gate_up.index, down.index)
+        down = nearest_kernel(down, tuple(config for config in same if config.split_k == 1))
+    return LayerDecision(Kernels(gate_up.index, down.index), source, reason)
+
+
+def _runs_both(
+    gate_up: GroupedGemmConfig, down: GroupedGemmConfig, layer: Layer, measured: _Measured | None
+) -> bool:
+    """Whether the first GEMM's kernel is to run the second too, which alone would take `down`."""
+    sums = "promoted" if down.accumulate == "fast" else down.accumulate
+    if gate_up.output != "either" or gate_up.accumulate != sums:
+        return False
+    if layer.hidden_size % 16:  # rows come in slabs of 16
+        return False
+    if measured is not None:
+        return measured.down == gate_up.id
+    # A ring this deep is for few experts: with it mixtral takes 95 us at T = 1, 102 without
+    # (h200-2026-11-30-1c0e5bd.jsonl, probes/layer-kernels-2026-11-30.jsonl).
+    return down.order != "SwapABRows" and _ring_bytes_k(down) < 2 * _ring_bytes_k(gate_up)
+
+
+@functools.lru_cache(maxsize=4096)
+def choose_kernels(
+    layer: Layer, accumulate: str, bias: bool, batch_invariant: bool, sm_count: int
+) -> Kernels:
+    """Choose a layer's kernels: what the op asks for once per problem."""
+    return decide_kernels(layer, accumulate, bias, batch_invariant, sm_count).kernels

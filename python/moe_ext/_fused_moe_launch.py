@@ -6,7 +6,7 @@ from torch import Tensor
 
 from moe_ext._activations import ACTIVATIONS, CONCATENATED, INTERLEAVED, gating
 from moe_ext._fused_moe_checks import Layer
-from moe_ext._fused_moe_kernels import choose_kernels
+from moe_ext._fused_moe_kernels import Kernels, choose_kernels
 from moe_ext._library import device_kernels
 from moe_ext._words import FLOAT_MAX
 
@@ -167,19 +167,23 @@ def launch_checked(
     accumulate: str,
     batch_invariant: bool,
     workspace: Tensor,
+    chosen: Kernels | None = None,
 ) -> None:
     """Launch a CUDA call with tokens that has passed the checks, and tell C++ what it takes.
 
-    Raises what only the C++ op looks at, such as the limits of TMA.
+    `chosen` forces kernels that fit, for this call alone. Raises what only the C++ op looks at,
+    such as the limits of TMA.
     """
     kernels = device_kernels(hidden_states.get_device())
     flags = _flags(
         activation, gate_up_layout, apply_router_weight_on_input, accumulate, batch_invariant
     )
     assert flags is not None  # the checks know the same options
-    chosen = choose_kernels(
-        layer, accumulate, w13_bias is not None, batch_invariant, kernels.sm_count
-    )
+    if chosen is None:
+        chosen = choose_kernels(
+            layer, accumulate, w13_bias is not None, batch_invariant, kernels.sm_count
+        )
+        flags |= _REMEMBER
     kernels.fused_moe_configured(
         hidden_states,
         w13,
@@ -196,7 +200,7 @@ def launch_checked(
         addend,
         workspace,
         out,
-        flags | _REMEMBER,
+        flags,
         _OWN if alpha is None else alpha,
         _OWN if limit is None else limit,
         routed_scale,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,6 +71,21 @@ def _call(op: Callable[..., Any], *operands: Tensor, **options: Any) -> None:
         op(*operands, **options)
     except RuntimeError as error:
         raise TypeError(str(error)) from error
+
+
+def layer_scales(
+    num_experts: int,
+    w13_rows: int,
+    hidden_size: int,
+    intermediate_size: int,
+    w13_scale: ScaleForm,
+    w2_scale: ScaleForm,
+) -> dict[str, Tensor | None]:
+    """Make the scales of a layer's weights that words or shapes stand for."""
+    return {
+        "w13_scale": _weight_scale(w13_scale, num_experts, w13_rows, hidden_size),
+        "w2_scale": _weight_scale(w2_scale, num_experts, hidden_size, intermediate_size),
+    }
 
 
 def _optional(given: bool | None, shape: Sequence[int]) -> Tensor | None:
@@ -161,6 +176,15 @@ def _grouped_gemm_masked(*, num_groups: int, max_rows: int, **problem: Any) -> N
     _gemm(grouped_gemm_masked, (num_groups, max_rows), num_groups=num_groups, **problem)
 
 
+class AskedLayer(NamedTuple):
+    """A layer given by sizes: what its kernels depend on."""
+
+    layer: Layer
+    accumulate: str
+    bias: bool
+    batch_invariant: bool
+
+
 def _layer(
     op: Callable[..., Tensor],
     check: Callable[..., Layer],
@@ -181,7 +205,7 @@ def _layer(
     accumulate: str = "promoted",
     batch_invariant: bool = False,
     **options: Any,
-) -> None:
+) -> AskedLayer:
     form = ACTIVATIONS.get(activation)
     n = intermediate_size * (2 if form is None or form.gated else 1)
     operands = (
@@ -191,8 +215,7 @@ def _layer(
         *routing,
     )
     options |= {
-        "w13_scale": _weight_scale(w13_scale, num_experts, n, hidden_size),
-        "w2_scale": _weight_scale(w2_scale, num_experts, hidden_size, intermediate_size),
+        **layer_scales(num_experts, n, hidden_size, intermediate_size, w13_scale, w2_scale),
         "a1_scale": _optional(a1_scale, ()),
         "a2_scale": _optional(a2_scale, ()),
         "w13_bias": _optional(w13_bias, (num_experts, n)),
@@ -203,21 +226,27 @@ def _layer(
     }
     layer = check(op.__name__, None, *operands, **options, has_memory=False)
     _call(op, *operands, **options)
-    choose_kernels(layer, accumulate, bool(w13_bias), bool(batch_invariant), _ANY_SM_COUNT)
+    return AskedLayer(layer, accumulate, bool(w13_bias), bool(batch_invariant))
 
 
-def _fused_moe(
+def asked_fused_moe(
     *, num_tokens: int, top_k: int, hidden_size: int, addend: bool | None = False, **problem: Any
-) -> None:
+) -> AskedLayer:
+    """Return what a problem of `fused_moe` asks for; raise where it is none, as `CHECKS` do."""
     routing = tuple(_tensor((num_tokens, top_k), kind) for kind in (torch.float32, torch.int32))
     problem |= {"hidden_size": hidden_size, "addend": _optional(addend, (num_tokens, hidden_size))}
-    _layer(fused_moe, check_fused_moe, (num_tokens,), routing, **problem)
+    return _layer(fused_moe, check_fused_moe, (num_tokens,), routing, **problem)
+
+
+def _fused_moe(**problem: Any) -> None:
+    choose_kernels(*asked_fused_moe(**problem), _ANY_SM_COUNT)
 
 
 def _fused_moe_masked(*, num_experts: int, max_rows: int, **problem: Any) -> None:
     rows, counts = (num_experts, max_rows), _tensor((num_experts,), torch.int32)
     problem["num_experts"] = num_experts
-    _layer(fused_moe_masked, check_fused_moe_masked, rows, (counts,), **problem)
+    asked = _layer(fused_moe_masked, check_fused_moe_masked, rows, (counts,), **problem)
+    choose_kernels(*asked, _ANY_SM_COUNT)
 
 
 def _quantize_fp8(*, dtype: Dtype, shape: Shape, granularity: str, **options: Any) -> None:

@@ -1,0 +1,308 @@
+"""What the dispatcher's choice costs where nobody tuned: `python -m bench.regret --out rows.jsonl`.
+
+Times its kernels and every other that fits on held-out problems (`bench.regret_cases`). A later run
+with the same file goes on where the one before ended, and again over cases whose timings disagreed;
+--limit-seconds ends a run early. With --read a report is made of rows and nothing is measured.
+"""
+
+# argparse, not typer: the machine with the GPU may hold nothing but Python and PyTorch.
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.appending import open_to_append
+from bench.candidates import H200_SMS, candidates, layer_of, stage_sums
+from bench.contest import both_us, disagreement, hold_contest
+from bench.draws import draw, draw_all, draw_key
+from bench.layer import make_layer
+from bench.measure import Environment, make_out_buffers
+from bench.ops import LAYER
+from bench.power import BURST, POWERS, PowerPolicy
+from bench.problem import Cell, MemoryPool, Plan, make_plan, make_problem
+from bench.progress import PLAIN_INTERVAL_S, counted
+from bench.providers.base import Variant
+from bench.providers.moe_ext import MoeExt
+from bench.providers.moe_ext_layer import MoeExtLayer
+from bench.regret_cases import NUM_CASES, SEED, HeldOut, held_out, pool_bound
+from bench.regret_page import page
+from bench.regret_rows import (
+    BARS,
+    CASE_OP,
+    RegretCaseRow,
+    RegretRow,
+    latest_cases,
+    load_regret_rows,
+    summarise_regret,
+    to_json,
+    verdicts,
+)
+from bench.rows import Row
+from bench.run import DRY_RUN_POLICY
+from bench.timing import TimingPolicy
+
+SAMPLES = 7
+CHUNK = 24  # cases whose routings are drawn together, before they are timed
+ATTEMPTS = 2
+DRY_RUN_TOKENS = 4
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.regret", description=__doc__)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("regret.jsonl"), help="read first, then appended to")
+    add("--cases", type=int, default=NUM_CASES, help="how many")
+    add("--seed", type=int, default=SEED)
+    add("--limit-seconds", type=float, default=None, help="start no case after that time")
+    add("--power", choices=POWERS, default=BURST)
+    add("--samples", type=int, default=SAMPLES, help="graph replays per measurement, at least")
+    add("--commit", default=None, help="revision for the rows; read from git by default")
+    add("--dry-run", action="store_true", help="miniatures on the CPU, wall-clock times")
+    add("--read", type=Path, help="rows to report on, in place of measuring")
+    add("--markdown", type=Path, help="write tables here")
+    add("--check", action="store_true", help="fail where a bar is missed")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure into a file or read one, then say what came out."""
+    args = build_parser().parse_args(arguments)
+    if args.read is None:
+        _measure_into(args)
+    rows = load_regret_rows(args.read or args.out)
+    cases = latest_cases(rows)
+    if args.markdown is not None:
+        args.markdown.write_text(page(rows))
+    if not cases:
+        print("no case has been timed")
+        return 1
+    summary = summarise_regret(cases)
+    print(line_of(summary))
+    return int(args.check and not all(verdicts(summary).values()))
+
+
+def line_of(row: RegretRow) -> str:
+    """Say a summary in a line."""
+    passed = verdicts(row)
+    said = [
+        f"{name} {'-' if value is None else f'{100 * value:.2f} %'} "
+        f"({'within' if passed[name] else 'over'} {100 * BARS[name]:g} %)"
+        for name, value in (("mean", row.mean), ("p95", row.p95), ("worst", row.worst))
+    ]
+    return (
+        f"dispatch_regret over {row.num_cases} cases: {', '.join(said)}; {row.num_skipped} "
+        f"skipped, {row.num_unsteady} disagree with themselves"
+    )
+
+
+def _measure_into(args: argparse.Namespace) -> None:
+    started = time.perf_counter()
+    if not args.dry_run and not torch.cuda.is_available():
+        raise SystemExit("bench: a CUDA device must be there, got none; --dry-run runs on the CPU")
+    torch.set_float32_matmul_precision("highest")
+    environment = Environment.detect("cpu" if args.dry_run else "cuda", args.commit)
+    policy = TimingPolicy(samples=args.samples, power=PowerPolicy(args.power), clock=True)
+    if args.dry_run:
+        policy = replace(DRY_RUN_POLICY, samples=1)
+    with open_to_append(args.out) as file:
+        done = {
+            row.number: row
+            for row in latest_cases(load_regret_rows(args.out))
+            if row.seed == args.seed and row.regret is not None and not row.disagreement
+        }
+        left = [held_out(number, args.seed) for number in range(args.cases) if number not in done]
+        print(f"{environment.device_name}, torch {torch.__version__}, commit {environment.commit}")
+        print(policy.describe())
+        print(f"{args.cases} cases, {args.cases - len(left)} of them done in {args.out}")
+        said = started
+        rows: list[RegretCaseRow] = list(done.values())
+        with counted(len(left), "cases", every=1) as tick:
+            for row in measure_cases(left, args, policy, environment):
+                file.write(to_json(row) + "\n")
+                file.flush()
+                rows.append(row)
+                tick()
+                now = time.perf_counter()
+                if not sys.stdout.isatty() and now - said > PLAIN_INTERVAL_S:
+                    said = now
+                    print(f"  after {now - started:.0f} s: {line_of(summarise_regret(rows))}")
+                if args.limit_seconds is not None and now - started > args.limit_seconds:
+                    break
+        if len(rows) > len(done):
+            file.write(to_json(summarise_regret(sorted(rows, key=lambda row: row.number))) + "\n")
+        print(f"{len(rows)} of {args.cases} cases timed; {time.perf_counter() - started:.0f} s")
+
+
+def measure_cases(
+    cases: Sequence[HeldOut],
+    args: argparse.Namespace,
+    policy: TimingPolicy,
+    environment: Environment,
+) -> Iterator[RegretCaseRow]:
+    """Yield a row for each case."""
+    if args.dry_run:
+        cases = [_shrunk(case) for case in cases]
+    pools = Pools(cases, policy, environment.device)
+    for begin in range(0, len(cases), CHUNK):
+        chunk = cases[begin : begin + CHUNK]
+        keys = [draw_key(c.cell.case, c.cell.num_tokens, c.cell.routing) for c in chunk]
+        draws = draw_all(keys)
+        for case, key in zip(chunk, keys, strict=True):
+            yield measure_case(
+                case,
+                make_plan(case.cell, draws[key], policy),
+                pools,
+                args.seed,
+                policy,
+                environment,
+            )
+        draw.cache_clear()
+
+
+def _shrunk(case: HeldOut) -> HeldOut:
+    """Return a miniature that a CPU runs, with blocks of scales on or off the grid as before."""
+    small = replace(
+        case.cell.case.shrunk(),
+        name=case.cell.case.name,
+        hidden_size=256,
+        intermediate_size=256 if case.cell.case.intermediate_size % 128 == 0 else 176,
+    )
+    tokens = min(case.cell.num_tokens, DRY_RUN_TOKENS)
+    return replace(case, cell=replace(case.cell, case=small, num_tokens=tokens))
+
+
+class Pools:
+    """One pool of weights for each dtype, made when it is first asked for."""
+
+    def __init__(
+        self, cases: Iterable[HeldOut], policy: TimingPolicy, device: torch.device
+    ) -> None:
+        """Look how large they have to be."""
+        self._device = device
+        self._bytes: dict[str, int] = {}
+        self._pools: dict[str, MemoryPool] = {}
+        for case in cases:
+            size = pool_bound(case.cell, policy)
+            dtype = case.cell.dtype
+            self._bytes[dtype] = max(size, self._bytes.get(dtype, 0))
+
+    def of(self, plan: Plan) -> MemoryPool:
+        """Return the pool of a plan."""
+        dtype = plan.cell.dtype
+        if dtype not in self._pools or plan.pool_bytes > self._bytes[dtype]:
+            self._pools.pop(dtype, None)  # frees the old one first
+            self._bytes[dtype] = max(plan.pool_bytes, self._bytes[dtype])
+            self._pools[dtype] = MemoryPool(self._bytes[dtype], dtype, self._device)
+        return self._pools[dtype]
+
+
+def measure_case(
+    case: HeldOut,
+    plan: Plan,
+    pools: Pools,
+    seed: int,
+    policy: TimingPolicy,
+    environment: Environment,
+) -> RegretCaseRow:
+    """Time every kernel on one case; again where its timings disagree."""
+    cell, pool = case.cell, pools.of(plan)
+    provider: Any = MoeExtLayer() if cell.op == LAYER else MoeExt()
+    if cell.op == LAYER:
+        problem: Any = make_layer(plan, pool)
+    else:
+        problem = make_problem(plan, pool, make_out_buffers([plan], environment.device))
+    sm_count = environment.sm_count or H200_SMS
+    names = candidates(cell, case.variant, sm_count)
+    variants = [replace(case.variant, config=name) for name in names]
+    rows: list[Row] = []
+    why = ""
+    for _ in range(ATTEMPTS):
+        rows = hold_contest(provider, variants, problem, policy, environment)
+        why = disagreement(rows)
+        if not why or rows[0].median_us is None:
+            break
+    return row_of(case, plan, rows, seed, why, source_of(cell, case.variant, sm_count))
+
+
+def source_of(cell: Cell, variant: Variant, sm_count: int = H200_SMS) -> str:
+    """Return what the dispatcher's choice rests on, of each GEMM of a pair where they differ."""
+    from moe_ext._dispatch import choose
+    from moe_ext._fused_moe_kernels import decide_kernels
+
+    if cell.op == LAYER:
+        accumulate = "fast" if variant.accumulate == "fast" else "promoted"
+        layer = layer_of(cell, variant)
+        return decide_kernels(layer, accumulate, False, False, sm_count).source
+    sources = []
+    for stage, sums in zip(cell.stages, stage_sums(cell, variant), strict=True):
+        n, k = cell.case.stage_shape(stage)
+        decision = choose(
+            dtype=variant.dtype,
+            accumulate=sums,
+            num_rows=cell.num_rows,
+            num_groups=cell.case.num_experts,
+            n=n,
+            k=k,
+            sm_count=sm_count,
+        )
+        sources.append(decision.source)
+    return " and ".join(sorted(set(sources)))
+
+
+def row_of(
+    case: HeldOut, plan: Plan, rows: Sequence[Row], seed: int, why: str, source: str
+) -> RegretCaseRow:
+    """Return the row of a case, whose first kernels are the dispatcher's choice."""
+    cell, chosen = case.cell, rows[0]
+    timed = [row for row in rows if row.median_us is not None]
+    best = min(timed, key=both_us, default=None)
+    regret = None
+    if best is not None and chosen.median_us is not None:
+        regret = round(both_us(chosen) / both_us(best) - 1, 5)
+    return RegretCaseRow(
+        op=CASE_OP,
+        number=case.number,
+        seed=seed,
+        timed_op=cell.op,
+        case=cell.case.name,
+        model=cell.case.model,
+        num_experts=cell.case.num_experts,
+        top_k=cell.case.top_k,
+        hidden_size=cell.case.hidden_size,
+        intermediate_size=cell.case.intermediate_size,
+        dtype=case.variant.dtype,
+        scale=case.variant.scale,
+        accumulate=case.variant.accumulate,
+        routing=cell.routing,
+        num_tokens=cell.num_tokens,
+        active_experts=round(plan.active_experts, 2),
+        max_rows=plan.max_rows,
+        chosen=chosen.config,
+        source=source,
+        chosen_us=None if chosen.median_us is None else round(both_us(chosen), 3),
+        best="" if best is None else best.config,
+        best_us=None if best is None else round(both_us(best), 3),
+        regret=regret,
+        floor_us=chosen.floor_us,
+        times={row.config: row.median_us for row in rows},
+        disagreement=why if regret is not None else "",
+        skipped_reason=chosen.skipped_reason,
+        device=chosen.device,
+        sm_count=chosen.sm_count,
+        torch=chosen.torch,
+        cuda=chosen.cuda,
+        commit=chosen.commit,
+        power=chosen.power,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,416 @@
+"""From timed cells to the dispatcher's tables: written, imported, and asked for a kernel."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from moe_ext import _dispatch, _fused_moe_kernels
+from moe_ext._configs import all_configs, config_indices, matching_configs
+from moe_ext._dispatch_points import Points
+from support.bench_rows import make_row, write_rows
+
+from bench import tune_tables
+from bench.candidates import candidates, layer_of, stage_sums
+from bench.cases import STAGES, Case, get_case, tuned_case_names
+from bench.ops import GEMM, LAYER, PAIR
+from bench.problem import Cell
+from bench.providers.base import Variant, kernels_of
+from bench.rows import Row
+from bench.source import Call, lay_out, quoted
+from bench.tune_points import points_of, problems_of
+from bench.tune_tables import Refusal, import_table, load_visits, make_tables
+
+BF16 = Variant("bf16", "none", "fp32")
+TENSOR = Variant("fp8", "tensor", "promoted")
+BLOCK = Variant("fp8", "block128", "promoted")
+TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
+CASES = ("qwen3-30b", "mixtral", "deepseek-v3-tp8", "glm-4.5-air-tp8", "gpt-oss-120b")
+
+
+def cost_us(cell: Cell, variant: Variant, config: str) -> float:
+    """A smooth cost, no two of a cell alike: each kernel likes some number of rows a group best."""
+    kernels = kernels_of(config, len(cell.stages))
+    rows_per_group = cell.num_rows / cell.case.num_experts
+    total = 0.0
+    for stage, name in zip(cell.stages, kernels, strict=True):
+        kernel = all_configs()[config_indices()[name]]
+        n, k = cell.case.stage_shape(stage)
+        likes = math.log2(kernel.tile_tokens * (kernel.tile_weights / 128) ** 0.3) - 2
+        off = math.log2(rows_per_group) + 0.2 * math.log2(k / 2048) - likes
+        least = _dispatch.floor_us(
+            variant.dtype, cell.num_rows, min(cell.num_rows, cell.case.num_experts), n, k
+        )
+        total += least * (1 + 0.04 * abs(off) + 1e-4 * kernel.index)
+    return total if len(set(kernels)) == 1 else 1.05 * total + 4
+
+
+def cell_of(case: Case | str, tokens: int, variant: Variant, op: str) -> Cell:
+    case = get_case(case) if isinstance(case, str) else case
+    return Cell(case, STAGES, tokens, variant.dtype, "zipf0.6", op=op)
+
+
+def rows_of(cell: Cell, variant: Variant, **changes: object) -> list[Row]:
+    """The rows of one visit, without a disagreement."""
+    row = make_row(
+        op=cell.op,
+        stage="" if len(cell.stages) == 2 else cell.stages[0],
+        case=cell.case.name,
+        dtype=variant.dtype,
+        scale=variant.scale,
+        accumulate=variant.accumulate,
+        num_tokens=cell.num_tokens,
+        sm_mhz=1980.0,
+        sm_count=132,
+        visit="2026-12-01T00:00:00Z",
+        skipped_reason="",
+    )
+    rows = [
+        replace(row, config=name, median_us=cost_us(cell, variant, name))
+        for name in candidates(cell, variant)
+    ]
+    best = min(range(len(rows)), key=lambda index: rows[index].median_us or math.inf)
+    for index in {0, best}:
+        rows[index] = replace(rows[index], again_us=rows[index].median_us)
+    return [replace(row, **changes) for row in rows]  # type: ignore[arg-type]
+
+
+def every_row(
+    variants: Sequence[Variant] = (BF16, TENSOR, BLOCK), ops: Sequence[str] = (PAIR, LAYER)
+) -> Iterator[Row]:
+    for op in ops:
+        for variant in variants:
+            for case in CASES:
+                for tokens in TOKENS:
+                    yield from rows_of(cell_of(case, tokens, variant, op), variant)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    rows = write_rows(folder / "rows.jsonl", list(every_row()))
+    command = [str(rows), "--write", "--into", str(folder), "--tolerance", "0"]
+    assert tune_tables.main(command) == 0
+    return folder
+
+
+def best_of(cell: Cell, variant: Variant) -> str:
+    return min(candidates(cell, variant), key=lambda name: cost_us(cell, variant, name))
+
+
+def tables_in(folder: Path) -> dict[str, Points]:
+    paths = sorted(folder.glob("_dispatch_table_*.py"))
+    return {path.stem.removeprefix("_dispatch_table_"): import_table(path) for path in paths}
+
+
+def asked(tables: dict[str, Points], cell: Cell, variant: Variant) -> list[str]:
+    """What the dispatcher would run with these tables: of a GEMM or of both."""
+    chosen = []
+    for stage, sums in zip(cell.stages, stage_sums(cell, variant), strict=True):
+        n, k = cell.case.stage_shape(stage)
+        problem = _dispatch.Problem(
+            variant.dtype, sums, cell.num_rows, cell.case.num_experts, n, k, 132
+        )
+        table = tables["bf16" if variant.dtype == "bf16" else sums]
+        decision = _dispatch.decide(problem, matching_configs(variant.dtype, sums), table)
+        assert decision.source == "table"
+        chosen.append(decision.config.id)
+    return chosen
+
+
+@pytest.mark.parametrize("variant", [BF16, TENSOR, BLOCK], ids=str)
+def test_the_best_is_chosen_at_every_tuned_point(written: Path, variant: Variant) -> None:
+    tables = tables_in(written)
+    for case in CASES:
+        for tokens in TOKENS:
+            cell = cell_of(case, tokens, variant, PAIR)
+            assert asked(tables, cell, variant) == kernels_of(best_of(cell, variant), 2)
+
+
+@pytest.mark.parametrize("variant", [BF16, TENSOR, BLOCK], ids=str)
+def test_a_layers_best_is_chosen_at_every_tuned_point(
+    written: Path, variant: Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer_tables = {
+        (table.dtype, table.accumulate): table
+        for name, table in tables_in(written).items()
+        if name.startswith("layer_")
+    }
+    monkeypatch.setattr(_fused_moe_kernels, "LAYER_TABLES", layer_tables)
+    for case in CASES:
+        for tokens in TOKENS:
+            cell = cell_of(case, tokens, variant, LAYER)
+            layer = layer_of(cell, variant)
+            decision = _fused_moe_kernels.decide_kernels(layer, "promoted", False, False, 132)
+            names = [all_configs()[index].id for index in decision.kernels]
+            assert names == kernels_of(best_of(cell, variant), 2)
+            assert decision.source == "table"
+            assert f"{layer.num_tokens}: " in decision.reason
+
+
+@pytest.mark.parametrize("variant", [BF16, TENSOR, BLOCK], ids=str)
+def test_between_the_points_the_choice_costs_little(written: Path, variant: Variant) -> None:
+    """Token counts between those, and shapes near those, that were tuned."""
+    tables, draw = tables_in(written), random.Random(0)
+    regrets = []
+    for case in map(get_case, CASES):
+        for tokens in (2, 8, 32, 100, 500, 3000):
+            near = replace(
+                case,
+                name="near",
+                hidden_size=max(256, round(case.hidden_size * draw.uniform(0.7, 1.4) / 128) * 128),
+                intermediate_size=case.intermediate_size,
+            )
+            for each in (case, near):
+                cell = cell_of(each, tokens, variant, PAIR)
+                names = asked(tables, cell, variant)
+                mine = cost_us(cell, variant, "+".join(names))
+                regrets.append(mine / cost_us(cell, variant, best_of(cell, variant)) - 1)
+    assert sum(regrets) / len(regrets) < 0.02
+    assert max(regrets) < 0.12
+
+
+def test_between_two_token_counts_one_of_their_kernels_runs(tmp_path: Path) -> None:
+    rows = [row for t in (64, 1024) for row in rows_of(cell_of("mixtral", t, BF16, PAIR), BF16)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    assert tune_tables.main([str(path), "--write", "--into", str(tmp_path)]) == 0
+    tables = tables_in(tmp_path)
+    few, many = (asked(tables, cell_of("mixtral", t, BF16, PAIR), BF16) for t in (64, 1024))
+    assert few != many
+    for tokens, expected in ((20, few), (65, few), (255, few), (257, many), (5000, many)):
+        assert asked(tables, cell_of("mixtral", tokens, BF16, PAIR), BF16) == expected
+
+
+def test_blocks_off_the_grid_have_a_table_without_plain_order(written: Path) -> None:
+    tables = tables_in(written)
+    swapped = {config.id for config in all_configs() if config.swapped}
+    assert any(name.startswith("plain") for name in tables["block"].kernels())
+    assert set(tables["block_swapped"].kernels()) <= swapped
+    first = {shape.choices[0][1].split("+")[0] for shape in tables["layer_block_swapped"].tuned}
+    assert first <= swapped
+    names = {shape.name for shape in tables["block"].tuned}
+    assert "glm-4.5-air-tp8 gate_up" not in names
+    assert {"glm-4.5-air-tp8 down", "qwen3-30b gate_up"} <= names
+
+
+def test_every_choice_says_what_was_measured(written: Path) -> None:
+    source = (written / "_dispatch_table_bf16.py").read_text()
+    cell = cell_of("mixtral", 16, BF16, PAIR)
+    best = best_of(cell, BF16)
+    number = len(candidates(cell, BF16))
+    us = cost_us(cell, BF16, best)
+    assert f'(32, "{best}", "T=16: {us:.1f} us, 1.00x of {number}"),' in source
+    assert '("mixtral gate_up", 8, 28672, 4096),' in source
+    assert 'where="NVIDIA H200, zipf0.6, rows.jsonl",' in source
+    assert "SM clocks 1980 to 1980 MHz" in source
+    assert "second timings within 0.0 %" in source
+
+
+def test_the_order_of_rows_does_not_matter(written: Path, tmp_path: Path) -> None:
+    rows = list(every_row())
+    random.Random(0).shuffle(rows)
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    assert tune_tables.main([str(path), "--write", "--into", str(tmp_path), "--tolerance=0"]) == 0
+    for file in written.glob("_dispatch_table_*.py"):
+        assert (tmp_path / file.name).read_text() == file.read_text()
+
+
+def test_what_is_written_is_formatted(written: Path) -> None:
+    if shutil.which("ruff") is None:
+        pytest.skip("needs ruff")
+    project = Path(tune_tables.__file__).parent.parent / "pyproject.toml"
+    paths = [str(path) for path in written.glob("_dispatch_table_*.py")]
+    assert len(paths) == 8
+    for command in (["format", "--check"], ["check"]):
+        ran = subprocess.run(
+            ["ruff", *command, "--no-cache", "--config", str(project), *paths],
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_full_grid_fits_a_module(tmp_path: Path) -> None:
+    every = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    rows = [
+        row
+        for op in (PAIR, LAYER)
+        for case in tuned_case_names()
+        for tokens in every
+        for row in rows_of(cell_of(case, tokens, BLOCK, op), BLOCK)
+    ]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    assert tune_tables.main([str(path), "--write", "--into", str(tmp_path)]) == 0
+    for file in tmp_path.glob("_dispatch_table_*.py"):
+        assert len(file.read_text().splitlines()) <= 500
+
+
+def test_few_weights_are_left_to_the_model(written: Path) -> None:
+    table = tables_in(written)["bf16"]
+    fewest = min(get_case(case).num_experts * 2 * 176 // 64 for case in ("glm-4.5-air-tp8",))
+    assert table.min_weight_tiles < fewest
+    assert table.nearest(64, 1, 4096, 7168, 132) is None
+    assert table.nearest(64, 8, 28672, 4096, 78) is None
+
+
+# what rows say together
+
+
+def points_in(*visits: list[Row], tmp_path: Path, tolerance: float = 0.0):
+    path = write_rows(tmp_path / "rows.jsonl", [row for rows in visits for row in rows])
+    return points_of(problems_of(load_visits([path])), tolerance)
+
+
+def with_times(rows: list[Row], times: dict[str, float], **changes: object) -> list[Row]:
+    """Rows of the named kernels alone, each timed twice."""
+    kept = [row for row in rows if row.config in times]
+    return [
+        replace(row, median_us=times[row.config], again_us=times[row.config], **changes)  # type: ignore[arg-type]
+        for row in kept
+    ]
+
+
+A, B = "swap_bf16_w64_t32", "swap_bf16_w128_t64"
+
+
+def test_several_routings_are_one_point(tmp_path: Path) -> None:
+    rows = rows_of(cell_of("mixtral", 16, BF16, PAIR), BF16)
+    even = with_times(rows, {A: 100.0, B: 101.0}, routing="uniform")
+    skewed = with_times(rows, {A: 120.0, B: 100.0}, routing="zipf1.2")
+    points = points_in(even, skewed, tmp_path=tmp_path)
+    assert [(p.name, p.kernel) for p in points] == [("mixtral gate_up", B), ("mixtral down", B)]
+    ratio = math.sqrt(1.01)  # of the best's in either
+    assert points[0].problem.ratios[B] == pytest.approx(ratio)
+    assert points[0].measurement == "T=16: 100.0-101.0 us, 1.00x of 2"
+
+
+def test_of_kernels_as_good_as_the_best_the_neighbours_is_taken(tmp_path: Path) -> None:
+    visits = [
+        with_times(rows_of(cell_of("mixtral", tokens, BF16, PAIR), BF16), times)
+        for tokens, times in (
+            (16, {A: 100.0, B: 105.0}),
+            (32, {A: 100.5, B: 100.0}),
+            (64, {A: 100.0, B: 105.0}),
+        )
+    ]
+
+    def kernels(tolerance: float) -> list[str]:
+        points = points_in(*visits, tmp_path=tmp_path, tolerance=tolerance)
+        return [point.kernel for point in points if point.name == "mixtral down"]
+
+    assert kernels(0.01) == [A, A, A]
+    assert kernels(0.0) == [A, B, A]
+
+
+def test_gemms_alone_speak_where_no_pair_does(tmp_path: Path) -> None:
+    pair = with_times(rows_of(cell_of("mixtral", 16, BF16, PAIR), BF16), {A: 1.0, B: 2.0})
+    alone = [
+        with_times(
+            rows_of(replace(cell_of(case, 16, BF16, GEMM), stages=("down",)), BF16),
+            {A: 2.0, B: 1.0},
+        )
+        for case in ("mixtral", "qwen3-30b")
+    ]
+    points = points_in(*alone, pair, tmp_path=tmp_path)
+    assert {(p.name, p.kernel) for p in points} == {
+        ("mixtral gate_up", A),
+        ("mixtral down", A),
+        ("qwen3-30b down", B),
+    }
+
+
+def test_a_table_costs_something_on_a_layer_it_was_not_made_of(
+    written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune_tables.main([str(written / "rows.jsonl"), "--leave-one-out"]) == 0
+    said = capsys.readouterr().out
+    assert "_dispatch_table_bf16.py: 70 points of 10 shapes" in said
+    assert "each layer by tables of the others" in said
+    assert f"  {PAIR}: " in said
+    assert f"  {LAYER}: " in said
+
+
+def test_tables_in_memory_are_those_that_are_written(written: Path) -> None:
+    points = points_of(problems_of(load_visits([written / "rows.jsonl"])), 0.0)
+    made = make_tables(points)
+    on_disk = tables_in(written)
+    assert made["gemm", "fp8", "block"].tuned == on_disk["block"].tuned
+    assert len(made) == len(on_disk)
+
+
+# refusals
+
+CELL = cell_of("mixtral", 16, BF16, PAIR)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"again_us": 700.0}, "us, then 700.0"),
+        ({"sm_mhz": 1900.0, "config": A}, "ran at 1900 MHz"),
+        ({"skipped_reason": "wrong result: max_err 1", "median_us": None}, "wrong results of"),
+        ({"sm_count": 78}, r"GPUs with \['132', '78'\] SMs"),
+    ],
+)
+def test_rows_that_cannot_be_relied_on_are_refused(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    rows = rows_of(CELL, BF16)
+    best = min(range(len(rows)), key=lambda index: rows[index].median_us or math.inf)
+    if "config" in changes:
+        changes = {**changes, "median_us": 1.01 * (rows[best].median_us or 0)}
+        index = next(i for i, row in enumerate(rows) if row.config == A and i != best)
+    else:
+        index = best
+    rows[index] = replace(rows[index], **changes)  # type: ignore[arg-type]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(Refusal, match=message):
+        load_visits([path])
+
+
+def test_a_refusal_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [replace(row, again_us=None) for row in rows_of(CELL, BF16)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    command = [str(path), "--write", "--into", str(tmp_path)]
+    assert tune_tables.main(command) == 1
+    said = capsys.readouterr().out
+    assert "no tables: 1 problems" in said
+    assert "no kernel was timed twice" in said
+    assert list(tmp_path.glob("*.py")) == []
+    assert tune_tables.main([*command, "--without-unsteady"]) == 1
+    assert "no cell has a time" in capsys.readouterr().out
+    assert tune_tables.main([*command, "--unchecked"]) == 0
+    assert len(list(tmp_path.glob("*.py"))) == 1
+
+
+def test_unsteady_cells_can_be_left_out(tmp_path: Path) -> None:
+    good = rows_of(CELL, BF16)
+    bad = rows_of(cell_of("mixtral", 64, BF16, PAIR), BF16)
+    bad[0] = replace(bad[0], again_us=2 * (bad[0].median_us or 0))
+    path = write_rows(tmp_path / "rows.jsonl", [*good, *bad])
+    with pytest.raises(Refusal):
+        load_visits([path], unchecked=True)
+    [visit] = load_visits([path], without_unsteady=True)
+    assert visit.rows[0].num_tokens == 16
+
+
+# source
+
+
+def test_source_is_laid_out_by_what_fits() -> None:
+    short = Call("f", ["1", Call("", ["2", quoted('a"b')])])
+    assert lay_out(short, before="x = ") == 'x = f(1, (2, "a\\"b"))'
+    long = Call("f", [short, quoted("y" * 80), Call("g", [quoted("z" * 70), quoted("z" * 30)])])
+    text = lay_out(long, before="x = ")
+    lines = text.splitlines()
+    assert lines[0] == "x = f("
+    assert lines[1] == '    f(1, (2, "a\\"b")),'
+    assert lines[3:5] == ["    g(", f'        "{"z" * 70}",']
+    assert lines[-1] == ")"
+    compile(text, "text", "exec")
