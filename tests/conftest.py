@@ -35,6 +35,13 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def alone(request: pytest.FixtureRequest) -> None:
+    """For tests of the host's time, which says nothing while other tests run on the same host."""
+    if hasattr(request.config, "workerinput"):
+        pytest.skip("times what tests in other processes slow down")
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     """Each device the op runs on."""

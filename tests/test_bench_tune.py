@@ -284,7 +284,7 @@ def test_cells_that_disagree_are_timed_again(
 def test_a_spent_budget_leaves_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.jsonl"
     tune_dry(out, "--budget", "-1")
-    assert load_rows(out) == []
+    assert out.read_text() == ""
     assert "0 cells in 0 s, 4 left" in capsys.readouterr().out
 
 

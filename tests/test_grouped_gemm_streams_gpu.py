@@ -209,6 +209,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
 def test_host_time_of_a_call(dtype):
     # In a process of its own: TorchDynamo, once loaded, slows every Python function.
@@ -235,6 +236,7 @@ print(time.perf_counter() - begin)
 """
 
 
+@pytest.mark.usefixtures("alone")
 def test_first_call():
     result = run_alone(FIRST_CALL)
     assert result.returncode == 0, result.stderr

@@ -92,10 +92,10 @@ void check_out(Tensor const& out, Form const& form) {
   check_rows_aligned(kOp, "out", out, out.mutable_data_ptr());
 }
 
-/// Whether a kernel that can read rows where their tokens are should, in place of one before it that puts them in order.
-/// That one's time grows with rows and hidden size; what the GEMM loses, where it is bound by the tensor core, with the
-/// intermediate size too. With few tokens a launch less counts, unless each row's scale must be found first. Measured in
-/// docs/notes/token-gather.md.
+/// Whether a kernel that can read rows where their tokens are should, in place of one before it that puts them in
+/// order. That one's time grows with rows and hidden size; what the GEMM loses, where it is bound by the tensor core,
+/// with the intermediate size too. With few tokens a launch less counts, unless each row's scale must be found first.
+/// Measured in docs/notes/token-gather.md.
 bool should_gather(gemm::Config const& config, Form const& form, GatherFormat format) {
   constexpr std::int64_t kShortIntermediate = 1024;
   constexpr std::int64_t kFewRowsPerExpert = 256;

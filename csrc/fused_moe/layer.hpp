@@ -31,8 +31,8 @@ struct Layer {
 /// Launches the chain. Each stage but the first may begin before the one in front of it has ended:
 ///  - gather waits for the sort, and lets gate_up begin only then: so the offsets are final when gate_up begins, which
 ///    loads weights while rows are still gathered, and waits for those itself;
-///  - where gate_up gathers rows itself there is no such stage but to quantise tokens, which needs nothing of the sort's
-///    and runs beside it; gate_up then waits for both before it reads offsets;
+///  - where gate_up gathers rows itself there is no such stage but to quantise tokens, which needs nothing of the
+///    sort's and runs beside it; gate_up then waits for both before it reads offsets;
 ///  - quantize lets down begin before it waits: the offsets were final a kernel earlier;
 ///  - whoever waits for a stage has waited for all in front of it, because that one waited too. So what a stage writes
 ///    may lie where one before the last read.

@@ -7,6 +7,16 @@ from moe_ext._dispatch_rows import LayerRow, layer_row
 CHOICES: tuple[LayerRow, ...] = (
     layer_row(
         "fp8 block",
+        "gated_fp8b_plain",
+        "plain_fp8b_w256_t128",
+        "0.86x the other choice's time (glm-4.5-air-tp8, T=2048 and 4096)",
+        where="bench/results/h200-2026-11-30-1c0e5bd.jsonl against -1a0a371.jsonl",
+        min_rows_per_group=100,
+        max_n=400,
+        min_k=4000,
+    ),
+    layer_row(
+        "fp8 block",
         "layer_fp8b_w64_t16",
         "layer_fp8b_w64_t16",
         "1.00x the best kernels' time over 4 layers, worst 1.00x (qwen3-next, T=4)",
