@@ -8,68 +8,13 @@ import moe_ext
 import pytest
 import torch
 from moe_ext.nn import Experts, MoELayer
-from moe_ext.precision import ExpertBank, LayerPlan, fused_moe_mixed, fused_moe_mixed_reference
+from moe_ext.precision import ExpertBank, fused_moe_mixed, fused_moe_mixed_reference
 from moe_ext.precision.mixed import by_calls, local_maps
 from moe_ext.precision.plan import STAGES
 from moe_ext.reference import fused_moe_reference
-from support.fused_moe import Sizes, random_layer
-from support.nn import experts_of, inputs_of
+from support.bank import BASE, FORMS, PLANS, layer_of, quantized, with_scales
+from support.fused_moe import Sizes
 from support.tolerance import assert_close_to_reference, assert_same_bits, dissimilarity
-
-FP8 = torch.float8_e4m3fn
-SIZES = Sizes(num_tokens=21, num_experts=6, top_k=3, hidden=192, intermediate=96)
-BASE = LayerPlan(6)
-PLANS = {
-    "by expert": BASE.with_bf16(experts=(1, 4)),
-    "down of all": BASE.with_bf16(stages="down"),
-    "gate_up of all": BASE.with_bf16(stages="gate_up"),
-    "all four": BASE.with_bf16(experts=(0, 3), stages="down")
-    .with_bf16(experts=3)
-    .with_bf16(experts=5, stages="gate_up"),
-    "one stage": BASE.with_bf16(experts=2, stages="down"),
-    "but one stage": BASE.with_bf16().with_fp8(experts=2, stages="gate_up"),
-}
-FORMS = {
-    "plain": {},
-    "channel": {"scales": "channel"},
-    "tensor": {"scales": "tensor"},
-    "interleaved with biases": {
-        "activation": "swiglu_oai",
-        "gate_up_layout": "interleaved",
-        "bias": True,
-    },
-    "ungated": {"activation": "relu2"},
-    "on input": {"apply_router_weight_on_input": True, "routed_scale": 1.5},
-}
-
-
-def layer_of(form="plain", sizes=SIZES):
-    """Experts in BF16 with their inputs, and the layout of scales."""
-    options = dict(FORMS[form])
-    scales, bias = options.pop("scales", "block"), options.pop("bias", False)
-    layer = random_layer("bf16", options.pop("activation", "swiglu"), sizes)
-    if bias:
-        layer |= {
-            "w13_bias": torch.randn(layer["w13"].shape[:2]).bfloat16(),
-            "w2_bias": torch.randn(layer["w2"].shape[:2]).bfloat16(),
-        }
-    return experts_of(layer, **options), inputs_of(layer), scales
-
-
-def quantized(experts, scales):
-    """The same experts in FP8, as a checkpoint has them."""
-    tensors = {"gate_up_proj": experts.w13, "down_proj": experts.w2}
-    if experts.activation == "relu2":
-        tensors["up_proj"] = tensors.pop("gate_up_proj")
-    if experts.w13_bias is not None:
-        tensors |= {"gate_up_proj_bias": experts.w13_bias, "down_proj_bias": experts.w2_bias}
-    options = experts._choices()
-    assert options.pop("first_expert") == 0
-    return Experts.from_state_dict(tensors, quantize=scales, **options)
-
-
-def with_scales(plan, scales):
-    return plan.with_fp8(experts=(), scales=scales)
 
 
 def row_by_row(bank_plan, bf16, fp8, inputs, addend=None):
@@ -167,7 +112,7 @@ def test_an_fp8_checkpoint_is_taken_as_it_is():
 def test_static_scales_of_a_checkpoint():
     experts, inputs, _ = layer_of()
     fp8 = quantized(experts, "tensor")
-    static = Experts(6, 192, 96, dtype=FP8, scales="tensor", static_scales=True)
+    static = Experts(6, 192, 96, dtype=torch.float8_e4m3fn, scales="tensor", static_scales=True)
     scales = {"a1_scale": torch.tensor(0.02), "a2_scale": torch.tensor(0.01)}
     static.load_state_dict(fp8.state_dict() | scales)
     plan = with_scales(PLANS["all four"], "tensor")
@@ -291,7 +236,7 @@ def test_moves_keep_values_dtypes_and_aligned_rows(move):
     bank = ExpertBank.from_experts(PLANS["all four"], bf16=experts)
     expected = bank(*inputs)
     moved = MOVES[move](bank)
-    assert moved.w2_fp8.dtype is FP8
+    assert moved.w2_fp8.dtype is torch.float8_e4m3fn
     assert moved.w2_fp8.stride()[1] == 240
     assert moved.w2_bf16.dtype is torch.bfloat16
     assert moved.w13_slots.tolist() == bank.w13_slots.tolist()
