@@ -188,9 +188,8 @@ class PrecisionStats:
                         f"shape {shape}, got {_got(tensor)}"
                     )
             if set(numbers) != set(_NUMBERS):
-                raise ValueError(
-                    f"{op}: `{where}` must have {', '.join(_NUMBERS)}, got {', '.join(numbers) or 'nothing'}"
-                )
+                got = ", ".join(numbers) or "nothing"
+                raise ValueError(f"{op}: `{where}` must have {', '.join(_NUMBERS)}, got {got}")
             layers[name] = LayerStats(**numbers, **parts)
         return cls(layers)
 
