@@ -166,11 +166,11 @@ def _choices(
 
 
 def measure_all(
-    setups: Sequence[Setup], seeds: int, environment: Environment
+    setups: Sequence[Setup], seeds: Sequence[int], environment: Environment
 ) -> Iterator[PrecisionRow]:
     """Measure every seed of every setup."""
     for setup in setups:
-        for seed in range(seeds):
+        for seed in seeds:
             yield measure(setup, seed, environment)
 
 
@@ -184,7 +184,8 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--cases", default="qwen3-30b", help=f"of {', '.join(case_names())}, or several with ,")
     add("--data", default=",".join(DATA), help="of spikes, rows")
-    add("--seeds", type=int, default=20)
+    add("--seeds", type=int, default=20, help="how many")
+    add("--first-seed", type=int, default=0)
     add("--tokens", type=int, default=2048, help="to calibrate on, and as many to judge by")
     add("--budget", type=float, default=0.03, help="bytes beyond uniform FP8, as a share of it")
     add("--scales", default="block", help="block, channel or tensor")
@@ -226,7 +227,8 @@ def _measure_into(args: argparse.Namespace) -> list[PrecisionRow]:
         setups = [setup.shrunk() for setup in setups]
     rows = []
     with args.out.open("a") as file:
-        for row in measure_all(setups, args.seeds, environment):
+        seeds = range(args.first_seed, args.first_seed + args.seeds)
+        for row in measure_all(setups, seeds, environment):
             rows.append(row)
             file.write(row.to_json() + "\n")
             file.flush()

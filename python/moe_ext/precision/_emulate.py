@@ -42,4 +42,8 @@ def _dequantize_into(out: Tensor, q: Tensor, scale: Tensor, block_rows: int) -> 
         return
     rows, columns = out.shape
     by_row = scale.repeat_interleave(block_rows, 0)[:rows]
-    out.mul_(by_row.repeat_interleave(SCALE_BLOCK, 1)[:, :columns])
+    whole = columns // SCALE_BLOCK * SCALE_BLOCK  # the last block may be short
+    blocks = out[:, :whole].unflatten(1, (-1, SCALE_BLOCK))  # type: ignore[no-untyped-call]
+    blocks.mul_(by_row[:, : whole // SCALE_BLOCK, None])
+    if whole < columns:
+        out[:, whole:].mul_(by_row[:, -1:])
