@@ -27,6 +27,7 @@ MODULES = (
     "moe_ext.nn.moe_layer",
     "moe_ext.precision.bank",
     "moe_ext.precision.calibration",
+    "moe_ext.precision.layer_plan",
     "moe_ext.precision.plan",
     "moe_ext.precision.planning",
     "moe_ext.precision.realistic",

@@ -9,8 +9,8 @@ import pytest
 import torch
 from moe_ext.nn import Experts, MoELayer
 from moe_ext.precision import ExpertBank, fused_moe_mixed, fused_moe_mixed_reference
+from moe_ext.precision.layer_plan import STAGES
 from moe_ext.precision.mixed import by_calls, local_maps
-from moe_ext.precision.plan import STAGES
 from moe_ext.reference import fused_moe_reference
 from support.bank import BASE, FORMS, PLANS, layer_of, quantized, with_scales
 from support.fused_moe import Sizes

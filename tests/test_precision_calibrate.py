@@ -16,7 +16,7 @@ from moe_ext.precision import (
     plan_precision,
     realistic_layer,
 )
-from moe_ext.precision.plan import STAGES
+from moe_ext.precision.layer_plan import STAGES
 from support.fused_moe import Sizes, random_layer
 from support.nn import experts_of, inputs_of
 from torch import nn

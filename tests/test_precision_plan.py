@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 from moe_ext.precision import LayerPlan, Precision, PrecisionPlan, StagePlan
-from moe_ext.precision.plan import STAGES
+from moe_ext.precision.layer_plan import STAGES
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given  # noqa: E402

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 from moe_ext.precision import ExpertBank, LayerPlan, PrecisionStats, plan_precision
-from moe_ext.precision.plan import STAGES
+from moe_ext.precision.layer_plan import STAGES
 from moe_ext.precision.planning import stage_bytes
 from support.precision import layer_stats
 

@@ -13,7 +13,7 @@ from moe_ext.nn._store import join_scales, quantize_pieces
 from moe_ext.nn.experts import Experts
 from moe_ext.precision._slots import WEIGHT, slots_of
 from moe_ext.precision.bank import ExpertBank
-from moe_ext.precision.plan import BF16, FP8, STAGES, LayerPlan
+from moe_ext.precision.layer_plan import BF16, FP8, STAGES, LayerPlan
 
 _OP = "ExpertBank.from_experts"
 _Bank = TypeVar("_Bank", bound=ExpertBank)

@@ -14,7 +14,7 @@ from moe_ext.nn._arguments import check_int, check_selection
 from moe_ext.nn._options import MULTIPLE
 from moe_ext.precision._slots import WEIGHT, slots_of
 from moe_ext.precision.bank import ExpertBank
-from moe_ext.precision.plan import FP8, STAGES
+from moe_ext.precision.layer_plan import FP8, STAGES
 
 _OP = "ExpertBank.shard"
 _Bank = TypeVar("_Bank", bound=ExpertBank)

@@ -14,7 +14,7 @@ from torch import Tensor
 from moe_ext._activations import ACTIVATIONS, activate
 from moe_ext.nn.experts import Experts
 from moe_ext.precision._emulate import fp8_rows, fp8_weight, has_halves
-from moe_ext.precision.plan import STAGES
+from moe_ext.precision.layer_plan import STAGES
 
 _SUMS = ("error", "worst", "input_max", "input_energy", "output_max")
 _WEIGHTS = ("kurtosis", "max_over_rms", "weight_error", "weight_energy")

@@ -7,7 +7,8 @@ from typing import Any
 
 from moe_ext.nn._arguments import is_int, shown
 from moe_ext.nn._pieces import quoted
-from moe_ext.precision.plan import STAGES, LayerPlan, PrecisionPlan, StagePlan, check_layer
+from moe_ext.precision.layer_plan import STAGES, LayerPlan, StagePlan, check_layer
+from moe_ext.precision.plan import PrecisionPlan
 
 FORMAT = "moe_ext.precision_plan"
 VERSION = 1

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moe_ext.precision.plan import BF16, FP8, STAGES, LayerPlan
+from moe_ext.precision.layer_plan import BF16, FP8, STAGES, LayerPlan
 
 WEIGHT = {"gate_up": "w13", "down": "w2"}
 """Names of the stages' weights, as `fused_moe` has them."""

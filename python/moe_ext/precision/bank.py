@@ -18,8 +18,8 @@ from moe_ext.nn._store import empty_rows, scale_shape
 from moe_ext.nn._weights import PackedWeights
 from moe_ext.nn.experts import Experts
 from moe_ext.precision._slots import KINDS, WEIGHT, part_maps, parts_of, slot_map, slots_of
+from moe_ext.precision.layer_plan import BF16, FP8, STAGES, LayerPlan
 from moe_ext.precision.mixed import fused_moe_mixed
-from moe_ext.precision.plan import BF16, FP8, STAGES, LayerPlan
 
 _DTYPES = {FP8: torch.float8_e4m3fn, BF16: torch.bfloat16}
 _PLACES = tuple(f"{WEIGHT[stage]}_{kind}" for stage in STAGES for kind in KINDS)

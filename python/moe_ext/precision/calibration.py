@@ -16,7 +16,7 @@ from moe_ext.precision._capture import capture, layers_of, output_of, replaced, 
 from moe_ext.precision._judge import judge
 from moe_ext.precision._measure import Measurement, Routed, energy
 from moe_ext.precision.bank import ExpertBank
-from moe_ext.precision.plan import STAGES, LayerPlan, StagePlan
+from moe_ext.precision.layer_plan import STAGES, LayerPlan, StagePlan
 from moe_ext.precision.stats import LayerStats, PrecisionStats
 
 _OP = "calibrate"

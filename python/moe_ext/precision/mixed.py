@@ -18,7 +18,7 @@ from moe_ext.combine_tokens import combine_tokens
 from moe_ext.fused_moe import fused_moe, fused_moe_out
 from moe_ext.grouped_gemm import grouped_gemm
 from moe_ext.precision._slots import Part
-from moe_ext.precision.plan import BF16, FP8
+from moe_ext.precision.layer_plan import BF16, FP8
 from moe_ext.quantize import quantize_fp8
 from moe_ext.sort_tokens import sort_tokens
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from moe_ext._math import ceil_div
 from moe_ext.nn._arguments import check_number, shown
 from moe_ext.nn._store import scale_shape
-from moe_ext.precision.plan import STAGES, LayerPlan, PrecisionPlan, StagePlan
+from moe_ext.precision.layer_plan import STAGES, LayerPlan, StagePlan
+from moe_ext.precision.plan import PrecisionPlan
 from moe_ext.precision.stats import LayerStats, PrecisionStats
 
 _OP = "plan_precision"

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from moe_ext.nn._arguments import is_int, shown
 from moe_ext.nn.experts import Experts
-from moe_ext.precision.plan import STAGES
+from moe_ext.precision.layer_plan import STAGES
 
 _OP = "realistic_layer"
 

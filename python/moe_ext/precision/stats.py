@@ -14,7 +14,7 @@ from torch import Tensor
 from moe_ext.nn._arguments import shown
 from moe_ext.nn._pieces import quoted
 from moe_ext.precision._files import load_tensors, save_tensors
-from moe_ext.precision.plan import STAGES
+from moe_ext.precision.layer_plan import STAGES
 
 FORMAT = "moe_ext.precision_stats"
 VERSION = 1
