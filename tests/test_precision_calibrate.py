@@ -175,6 +175,16 @@ def test_super_experts_and_their_stages_are_found(seed):
     assert planned.extra_bytes <= 0.03 * planned.fp8_bytes
 
 
+@pytest.mark.parametrize("scales", ["channel", "tensor"])
+@pytest.mark.parametrize("seed", range(3))
+def test_they_are_found_with_other_scales_and_without_spikes(scales, seed):
+    layer = realistic_layer(128, 128, 64, seed=seed, outlier_channels=2, spike_features=0)
+    stats = calibrate(layer.experts(), [tuple(layer.tokens(2048, seed=seed))], scales=scales)
+    planned = plan_precision(stats, byte_budget=0.03)
+    # Of gate and up too, whose errors pass the large rows.
+    assert {choice.expert for choice in planned.choices[:6]} == set(layer.super_experts)
+
+
 def test_super_experts_that_no_token_chose_are_found_by_their_weights():
     layer = realistic_layer(64, 128, 64, seed=1, top_k=4, super_experts=2)
     hidden, weights, ids = layer.tokens(4096)
