@@ -118,7 +118,7 @@ def measure(setup: Setup, seed: int, environment: Environment) -> PrecisionRow:
         scales=setup.scales,
         byte_budget=setup.byte_budget,
         found_all=planted <= set(chosen),
-        found_first=planted == set(chosen[: len(planted)]),
+        found_first=_come_first(planted, chosen),
         error_uniform_fp8=_rounded(errors[0]),
         error_planned=_rounded(errors[1]),
         error_bf16=_rounded(errors[2]),
@@ -134,6 +134,15 @@ def measure(setup: Setup, seed: int, environment: Environment) -> PrecisionRow:
         torch=torch.__version__,
         commit=environment.commit,
     )
+
+
+def _come_first(planted: set[tuple[int, str]], chosen: list[tuple[int, str]]) -> bool:
+    """Whether all planted stages are chosen, and before them none but of super experts."""
+    if not planted <= set(chosen):
+        return False
+    last = max((chosen.index(place) for place in planted), default=-1)
+    super_experts = {expert for expert, _ in planted}
+    return all(expert in super_experts for expert, _ in chosen[:last])
 
 
 def _rounded(value: float) -> float:

