@@ -26,6 +26,12 @@ MODULES = (
     "moe_ext._supports",
     "moe_ext.nn.experts",
     "moe_ext.nn.moe_layer",
+    "moe_ext.precision.bank",
+    "moe_ext.precision.calibration",
+    "moe_ext.precision.layer_plan",
+    "moe_ext.precision.plan",
+    "moe_ext.precision.planning",
+    "moe_ext.precision.realistic",
 )
 
 
@@ -52,6 +58,13 @@ def test_moe_module_example():
     output = run_example("moe_module.py")
     for part in ("FP8: largest", "two ranks: largest", "compiled: largest difference 0.0e+00"):
         assert part in output
+
+
+def test_precision_example():
+    output = run_example("precision.py")
+    assert output.count("of FP8's error") == 4
+    errors = [float(line.split()[-4].rstrip("%")) for line in output.splitlines()[-3:]]
+    assert errors[2] < errors[0] / 10
 
 
 @pytest.mark.parametrize("rich", ["with", "without"])

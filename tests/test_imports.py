@@ -36,6 +36,7 @@ assert out.tolist() == [[16.0] * 8] * 2
 print(moe_ext.explain(dtype="bf16", num_rows=2, num_groups=1, n=8, k=16))
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 assert "triton" not in new, "triton is imported"
+assert "safetensors" not in new, "safetensors, which is optional, is imported"
 assert not started, started
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_ext import _library, nn, reference
+from moe_ext import _library, nn, precision, reference
 from moe_ext._configs import GroupedGemmConfig, all_configs
 from moe_ext._explain import Explanation, explain
 from moe_ext._explain_layer import LayerExplanation, StageExplanation, explain_fused_moe
@@ -17,20 +17,24 @@ from moe_ext.fused_moe import fused_moe, fused_moe_out
 from moe_ext.fused_moe_masked import fused_moe_masked, fused_moe_masked_out
 from moe_ext.grouped_gemm import grouped_gemm, grouped_gemm_out
 from moe_ext.grouped_gemm_masked import grouped_gemm_masked, grouped_gemm_masked_out
+from moe_ext.precision import ExpertBank, PrecisionPlan, calibrate, plan_precision
 from moe_ext.quantize import quantize_fp8, quantize_fp8_out
 from moe_ext.routing import topk_routing, topk_routing_out
 from moe_ext.scales import pad_rows, scales_to_float32
 from moe_ext.sort_tokens import sort_tokens
 
 __all__ = [
+    "ExpertBank",
     "Explanation",
     "GroupedGemmConfig",
     "LayerExplanation",
+    "PrecisionPlan",
     "PreloadReport",
     "StageExplanation",
     "Support",
     "__version__",
     "build_info",
+    "calibrate",
     "combine_tokens",
     "explain",
     "explain_fused_moe",
@@ -46,6 +50,8 @@ __all__ = [
     "kernels",
     "nn",
     "pad_rows",
+    "plan_precision",
+    "precision",
     "preload",
     "quantize_fp8",
     "quantize_fp8_out",

@@ -114,6 +114,52 @@ def check_fused_moe(
     )
 
 
+def check_inputs(
+    op: str,
+    out: Tensor | None,
+    hidden_states: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    *,
+    sizes: tuple[int, int, int],
+    like: Tensor,
+    expert_map: Tensor | None,
+    addend: Tensor | None,
+    workspace: Tensor | None,
+    has_memory: bool,
+) -> None:
+    """Raise a ValueError for the first argument that does not fit weights checked elsewhere.
+
+    `sizes` are hidden and intermediate size and the number of experts; `like` is a weight, whose
+    device everything has to be on.
+    """
+    hidden_size, intermediate_size, num_experts = sizes
+    if hidden_states.dtype is not _BF16:
+        raise ValueError(
+            f"{op}: `hidden_states` must be bfloat16, got {name_of(hidden_states.dtype)}"
+        )
+    if hidden_states.device != like.device:
+        raise ValueError(device_message(op, "hidden_states", hidden_states, "bank", like))
+    if hidden_states.dim() != 2 or hidden_states.shape[1] != hidden_size:
+        raise ValueError(
+            f"{op}: `hidden_states` must have shape (num_tokens, hidden) = (*, {hidden_size}), got "
+            f"{tuple(hidden_states.shape)}"
+        )
+    top_k = _check_routing(op, hidden_states, topk_weights, topk_ids)
+    _check_rows(op, "hidden_states", hidden_states, has_memory)
+    _check_experts(op, 0, expert_map, hidden_states)
+    if addend is not None:
+        shape = tuple(hidden_states.shape)
+        _check_like(op, "addend", addend, "(num_tokens, hidden)", shape, hidden_states)
+        _check_rows(op, "addend", addend, has_memory)
+    if workspace is not None:
+        slots = hidden_states.shape[0] * top_k
+        needed = workspace_bytes(slots, hidden_size, intermediate_size, num_experts)
+        _check_workspace(op, workspace, needed, hidden_states)
+    if out is not None:
+        _check_out(op, out, hidden_states, has_memory)
+
+
 def _check_activation(
     op: str, activation: str, alpha: float | None, limit: float | None, gate_up_layout: str
 ) -> bool:

@@ -148,22 +148,73 @@ def fused_moe_reference(
     Returns:
         (num_tokens, hidden), `out_dtype`.
     """
+    rows, slots = expert_rows(
+        hidden_states,
+        w13,
+        w2,
+        topk_weights if apply_router_weight_on_input else None,
+        topk_ids,
+        w13_scale=w13_scale,
+        w2_scale=w2_scale,
+        a1_scale=a1_scale,
+        a2_scale=a2_scale,
+        w13_bias=w13_bias,
+        w2_bias=w2_bias,
+        activation=activation,
+        alpha=alpha,
+        limit=limit,
+        gate_up_layout=gate_up_layout,
+        first_expert=first_expert,
+        expert_map=expert_map,
+        gate_up_gemm=gate_up_gemm,
+    )
+    weights = None if apply_router_weight_on_input else topk_weights
+    combined = combine_rows(rows, slots.slot_row, weights, addend=addend, routed_scale=routed_scale)
+    return combined.to(hidden_states.dtype if out_dtype is None else out_dtype)
+
+
+@without_autocast
+def expert_rows(
+    hidden_states: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    input_weights: Tensor | None,
+    topk_ids: Tensor,
+    *,
+    w13_scale: Tensor | None,
+    w2_scale: Tensor | None,
+    a1_scale: Tensor | None,
+    a2_scale: Tensor | None,
+    w13_bias: Tensor | None,
+    w2_bias: Tensor | None,
+    activation: str,
+    alpha: float | None,
+    limit: float | None,
+    gate_up_layout: str,
+    first_expert: int,
+    expert_map: Tensor | None,
+    gate_up_gemm: Callable[..., Tensor] = grouped_gemm_reference,
+) -> tuple[Tensor, SortedSlots]:
+    """Run the experts of `fused_moe_reference` up to their results, one row for each slot here.
+
+    `w13` and `w2` may be of different dtypes; the experts of a bank of mixed precision are.
+    `input_weights` multiply hidden rows; None is 1.
+
+    Returns:
+        (num_rows, hidden) bfloat16, and where the rows belong.
+    """
     slots = sort_slots(topk_ids, w13.shape[0], first_expert, expert_map)
     rows = hidden_states[slots.row_slot // topk_ids.shape[1]]
-    weights: Tensor | None = topk_weights
-    if apply_router_weight_on_input:
-        of_rows = topk_weights.reshape(-1)[slots.row_slot].float()
+    if input_weights is not None:
+        of_rows = input_weights.reshape(-1)[slots.row_slot].float()
         rows = (rows.float() * of_rows[:, None]).to(hidden_states.dtype)
-        weights = None
     gate_up = _linear(
         rows, w13, slots.offs, w13_scale, a1_scale, w13_bias, torch.float32, gate_up_gemm
     )
     middle = activate(
         gate_up, activation, alpha=alpha, limit=limit, gate_up_layout=gate_up_layout
     ).bfloat16()
-    down = _linear(middle, w2, slots.offs, w2_scale, a2_scale, w2_bias, torch.bfloat16)
-    combined = combine_rows(down, slots.slot_row, weights, addend=addend, routed_scale=routed_scale)
-    return combined.to(hidden_states.dtype if out_dtype is None else out_dtype)
+    return _linear(middle, w2, slots.offs, w2_scale, a2_scale, w2_bias, torch.bfloat16), slots
 
 
 def _linear(

@@ -8,7 +8,7 @@ from torch import Tensor
 from moe_ext._reference_mode import without_autocast
 
 
-def _local_experts(
+def local_experts(
     ids: Tensor, num_experts: int, first_expert: int, expert_map: Tensor | None
 ) -> Tensor:
     """Return the expert here of each id, `num_experts` for ids that have none."""
@@ -42,7 +42,7 @@ def sort_tokens_reference(
         `offs` (num_experts,), `row_slot` and `slot_row` (num_tokens * top_k,), int32.
     """
     ids = topk_ids.reshape(-1).long()
-    experts = _local_experts(ids, num_experts, first_expert, expert_map)
+    experts = local_experts(ids, num_experts, first_expert, expert_map)
     of_rows, slots = torch.sort(experts, stable=True)
     offs = torch.bincount(experts, minlength=num_experts + 1)[:num_experts].cumsum(0)
     rows = torch.arange(ids.numel(), device=ids.device)

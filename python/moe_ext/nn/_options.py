@@ -30,6 +30,34 @@ _CHECKS = {
 _MAY_BE_NONE = ("alpha", "limit")  # numbers; all others are bools
 
 
+class LayerOptions:
+    """The options of `fused_moe` that are no tensors, as attributes."""
+
+    activation: str
+    alpha: float | None
+    limit: float | None
+    gate_up_layout: str
+    apply_router_weight_on_input: bool
+    first_expert: int
+    routed_scale: float
+    accumulate: str
+    batch_invariant: bool
+
+    def _choices(self) -> dict[str, Any]:
+        """Return them as keyword arguments."""
+        return {
+            "activation": self.activation,
+            "alpha": self.alpha,
+            "limit": self.limit,
+            "gate_up_layout": self.gate_up_layout,
+            "apply_router_weight_on_input": self.apply_router_weight_on_input,
+            "first_expert": self.first_expert,
+            "routed_scale": self.routed_scale,
+            "accumulate": self.accumulate,
+            "batch_invariant": self.batch_invariant,
+        }
+
+
 def check_kinds(op: str, options: Mapping[str, Any]) -> None:
     """Raise a ValueError for the first option that is not of its kind.
 

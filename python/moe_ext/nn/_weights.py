@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,31 +28,38 @@ class PackedWeights(nn.Module):
     Whatever moves or replaces a weight leaves its rows 16-byte aligned, and its dtype as it was.
     """
 
-    w13: Tensor
-    w2: Tensor
-    w13_bias: Tensor | None
-    w2_bias: Tensor | None
-    w13_scale: Tensor | None
-    w2_scale: Tensor | None
-    a1_scale: Tensor | None
-    a2_scale: Tensor | None
+    _weights: ClassVar[tuple[str, ...]] = WEIGHTS
+    _biases: ClassVar[tuple[str, ...]] = BIASES
+    _scales: ClassVar[tuple[str, ...]] = SCALES
+    first_expert: int
+
+    @property
+    def num_experts(self) -> int:
+        """How many experts are here."""
+        raise NotImplementedError
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of hidden states."""
+        raise NotImplementedError
 
     def _set_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Take tensors in place of those that there were."""
-        for name in (*WEIGHTS, *BIASES):
+        for name in (*self._weights, *self._biases):
             tensor = tensors.get(name)
             self.register_parameter(
                 name, None if tensor is None else nn.Parameter(tensor, requires_grad=False)
             )
-        for name in SCALES:
+        for name in self._scales:
             self.register_buffer(name, tensors.get(name))
 
     def _align_rows(self) -> None:
-        for name in WEIGHTS:
-            weight = getattr(self, name).data
-            aligned = pad_rows(weight)
-            if aligned is not weight:
-                getattr(self, name).data = aligned
+        for name in self._weights:
+            parameter = getattr(self, name)
+            if parameter is not None:
+                aligned = pad_rows(parameter.data)
+                if aligned is not parameter.data:
+                    parameter.data = aligned
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedWeights:
         """Move tensors as `to`, `cuda`, `to_empty` and others ask, and leave their dtypes."""
@@ -83,15 +90,15 @@ class PackedWeights(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """Load tensors of the same dtypes; scales may have others that float32 holds."""
-        for name in WEIGHTS:
+        for name in self._weights:
             loaded, own = state_dict.get(prefix + name), getattr(self, name)
-            if isinstance(loaded, Tensor) and loaded.dtype is not own.dtype:
+            if own is not None and isinstance(loaded, Tensor) and loaded.dtype is not own.dtype:
                 error_msgs.append(
-                    f"Experts: `{prefix}{name}` must be {name_of(own.dtype)}, got "
+                    f"{type(self).__name__}: `{prefix}{name}` must be {name_of(own.dtype)}, got "
                     f"{name_of(loaded.dtype)}"
                 )
                 state_dict = {key: t for key, t in state_dict.items() if key != prefix + name}
-        for name in SCALES:
+        for name in self._scales:
             loaded = state_dict.get(prefix + name)
             if isinstance(loaded, Tensor) and loaded.dtype in _SCALE_DTYPES:
                 state_dict = {**state_dict, prefix + name: scales_to_float32(loaded)}

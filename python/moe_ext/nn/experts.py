@@ -12,14 +12,14 @@ from moe_ext._fused_moe_checks import check_fused_moe
 from moe_ext._fused_moe_workspace import fused_moe_workspace_size
 from moe_ext._words import name_of
 from moe_ext.fused_moe import fused_moe, fused_moe_out
-from moe_ext.nn._arguments import check_hidden_states, check_tensor
+from moe_ext.nn._call import check_call, rows_of, rows_of_out
 from moe_ext.nn._checkpoints import FromCheckpoint
-from moe_ext.nn._options import check_dtype_and_scales, check_kinds, check_sizes
+from moe_ext.nn._options import LayerOptions, check_dtype_and_scales, check_kinds, check_sizes
 from moe_ext.nn._pieces import quoted
 from moe_ext.nn._store import empty_rows, scale_shape
 
 
-class Experts(FromCheckpoint):
+class Experts(LayerOptions, FromCheckpoint):
     """The experts of a Mixture-of-Experts layer, with their weights packed for `fused_moe`.
 
     Made empty, for `load_state_dict` with tensors of the same names and shapes; or full, by
@@ -74,6 +74,15 @@ class Experts(FromCheckpoint):
         >>> experts.w13.shape, experts.w13_scale.shape
         (torch.Size([4, 64, 64]), torch.Size([4, 2, 1, 1]))
     """
+
+    w13: Tensor
+    w2: Tensor
+    w13_bias: Tensor | None
+    w2_bias: Tensor | None
+    w13_scale: Tensor | None
+    w2_scale: Tensor | None
+    a1_scale: Tensor | None
+    a2_scale: Tensor | None
 
     def __init__(
         self,
@@ -130,20 +139,6 @@ class Experts(FromCheckpoint):
                 tensors[name] = torch.empty(shape, dtype=torch.float32, device=device)
         self._set_tensors(tensors)
         self._check()
-
-    def _choices(self) -> dict[str, Any]:
-        """Return the options of `fused_moe` that are no tensors, as keyword arguments."""
-        return {
-            "activation": self.activation,
-            "alpha": self.alpha,
-            "limit": self.limit,
-            "gate_up_layout": self.gate_up_layout,
-            "apply_router_weight_on_input": self.apply_router_weight_on_input,
-            "first_expert": self.first_expert,
-            "routed_scale": self.routed_scale,
-            "accumulate": self.accumulate,
-            "batch_invariant": self.batch_invariant,
-        }
 
     def _options(self, expert_map: Tensor | None = None) -> dict[str, Any]:
         """Return what `fused_moe` takes besides operands, as keyword arguments."""
@@ -230,31 +225,25 @@ class Experts(FromCheckpoint):
             As `fused_moe`: one node of a compiled graph, no synchronisation, safe in CUDA graphs,
             deterministic, backward raises.
         """
-        check_hidden_states("Experts", hidden_states, self.hidden_size)
-        leading = hidden_states.shape[:-1]
-        check_tensor("Experts", "expert_map", expert_map, optional=True)
-        check_tensor("Experts", "workspace", workspace, optional=True)
-        for name, tensor, last in (
-            ("topk_weights", topk_weights, "top_k"),
-            ("topk_ids", topk_ids, "top_k"),
-            ("addend", addend, "hidden_size"),
-            ("out", out, "hidden_size"),
-        ):
-            check_tensor("Experts", name, tensor, optional=last == "hidden_size")
-            if tensor is not None and tensor.dim() == 0:
-                raise ValueError(f"Experts: `{name}` must have shape (..., {last}), got ()")
-            if tensor is not None and tensor.shape[:-1] != leading:
-                raise ValueError(
-                    f"Experts: `{name}` must have the leading dimensions {tuple(leading)} of "
-                    f"`hidden_states`, got shape {tuple(tensor.shape)}"
-                )
-        operands = (_rows(hidden_states), self.w13, self.w2, _rows(topk_weights), _rows(topk_ids))
+        check_call(
+            "Experts",
+            self.hidden_size,
+            hidden_states,
+            topk_weights,
+            topk_ids,
+            addend,
+            expert_map,
+            out,
+            workspace,
+        )
+        hidden, weights, ids = rows_of(hidden_states), rows_of(topk_weights), rows_of(topk_ids)
+        operands = (hidden, self.w13, self.w2, weights, ids)
         options = self._options(expert_map)
-        options["addend"] = None if addend is None else _rows(addend)
+        options["addend"] = None if addend is None else rows_of(addend)
         options["workspace"] = workspace
         if out is None:
             return fused_moe(*operands, **options).reshape(hidden_states.shape)
-        fused_moe_out(*operands, **options, out=_rows_of_out(out))
+        fused_moe_out(*operands, **options, out=rows_of_out("Experts", out))
         return out
 
     def extra_repr(self) -> str:
@@ -285,20 +274,3 @@ class Experts(FromCheckpoint):
             if value != default:
                 parts.append(f"{name}={value}")
         return ", ".join(parts)
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """Return (..., n) as (rows, n)."""
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
-
-
-def _rows_of_out(out: Tensor) -> Tensor:
-    """Return (..., n) as (rows, n), the same memory."""
-    if out.dim() == 2:
-        return out
-    if not out.is_contiguous():
-        raise ValueError(
-            f"Experts: `out` must be contiguous where it has {out.dim()} dimensions, got strides "
-            f"{out.stride()} for shape {tuple(out.shape)}"
-        )
-    return out.view(-1, out.shape[-1])

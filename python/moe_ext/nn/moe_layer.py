@@ -20,7 +20,7 @@ from moe_ext.nn._arguments import (
     shown,
 )
 from moe_ext.nn._pieces import quoted
-from moe_ext.nn.experts import Experts
+from moe_ext.nn._weights import PackedWeights
 from moe_ext.routing import topk_routing
 
 
@@ -31,7 +31,8 @@ class MoELayer(nn.Module):
         router: from (num_tokens, hidden) to logits (num_tokens, all experts), an `nn.Linear` or
             any module. Rows reach it in the dtype of its first parameter: a float32 router
             computes in float32.
-        experts: all of the layer's, or those of this rank.
+        experts: all of the layer's, or those of this rank: `Experts`, or an `ExpertBank` of
+            `moe_ext.precision`.
         top_k: see `moe_ext.topk_routing`, as for all arguments up to `scale`.
         scoring: see `topk_routing`.
         correction_bias: see `topk_routing`; becomes a buffer, which
@@ -52,6 +53,7 @@ class MoELayer(nn.Module):
             came.
 
     Example:
+        >>> from moe_ext.nn import Experts
         >>> experts = Experts(4, 64, 32)
         >>> layer = MoELayer(torch.nn.Linear(64, 4, bias=False), experts, top_k=2)
         >>> layer.top_k, layer.experts.num_experts
@@ -63,7 +65,7 @@ class MoELayer(nn.Module):
     def __init__(
         self,
         router: nn.Module,
-        experts: Experts,
+        experts: PackedWeights,
         *,
         top_k: int,
         scoring: str = "softmax",
@@ -77,10 +79,13 @@ class MoELayer(nn.Module):
     ) -> None:
         """Take the modules."""
         super().__init__()
-        for name, module, kind in (("router", router, nn.Module), ("experts", experts, Experts)):
+        for name, module, kind, said in (
+            ("router", router, nn.Module, "Module"),
+            ("experts", experts, PackedWeights, "Experts"),
+        ):
             if not isinstance(module, kind):
                 raise ValueError(
-                    f"MoELayer: `{name}` must be of {kind.__name__}, got {type(module).__name__}"
+                    f"MoELayer: `{name}` must be of {said}, got {type(module).__name__}"
                 )
         check_module("MoELayer", "shared_expert", shared_expert)
         check_module("MoELayer", "shared_expert_gate", shared_expert_gate)

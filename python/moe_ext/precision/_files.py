@@ -1,0 +1,68 @@
+"""Files of this package: written whole or not at all, tensors as safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe_ext.precision._plan_json import check_header
+
+_KEY = "moe_ext"  # of the metadata, whose values are strings
+
+
+@contextmanager
+def written(path: str | Path) -> Iterator[Path]:
+    """Give a path to write to, and rename it to the real one when that has succeeded."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.incomplete")
+    try:
+        yield temporary
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_tensors(
+    op: str, path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]
+) -> None:
+    """Write tensors, and beside them a header that JSON can hold."""
+    save_file = _safetensors(op).torch.save_file
+    dense = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    with written(path) as temporary:
+        save_file(dense, temporary, metadata={_KEY: json.dumps(header)})
+
+
+def load_tensors(
+    op: str,
+    path: str | Path,
+    form: str,
+    version: int,
+    device: torch.device | str | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read tensors and header of a file of the given form."""
+    safe_open = _safetensors(op).safe_open
+    with safe_open(str(path), framework="pt", device=str(device or "cpu")) as file:
+        try:
+            header = json.loads((file.metadata() or {}).get(_KEY, "null"))
+        except json.JSONDecodeError:
+            header = None
+        check_header(op, header, form, version)
+        return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+
+
+def _safetensors(op: str) -> Any:
+    try:
+        import safetensors
+        import safetensors.torch
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            f"{op}: the package `safetensors` must be installed for files of tensors: "
+            'pip install "moe-ext[precision]"'
+        ) from None
+    return safetensors
