@@ -22,6 +22,7 @@ from bench.appending import open_to_append
 from bench.candidates import H200_SMS, candidates, layer_of, stage_sums
 from bench.contest import both_us, disagreement, hold_contest
 from bench.draws import draw, draw_all, draw_key
+from bench.files import refused_in_a_line
 from bench.layer import make_layer
 from bench.measure import Environment, make_out_buffers
 from bench.ops import LAYER
@@ -74,10 +75,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure into a file or read one, then say what came out."""
-    args = build_parser().parse_args(arguments)
-    if args.read is None:
-        _measure_into(args)
-    rows = load_regret_rows(args.read or args.out)
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    with refused_in_a_line(parser):
+        if args.read is None:
+            _measure_into(args)
+        rows = load_regret_rows(args.read or args.out)
     cases = latest_cases(rows)
     if args.markdown is not None:
         args.markdown.write_text(page(rows))
@@ -113,9 +116,11 @@ def _measure_into(args: argparse.Namespace) -> None:
     if args.dry_run:
         policy = replace(DRY_RUN_POLICY, samples=1)
     with open_to_append(args.out) as file:
+        # A new file is empty, which is no file of rows to read.
+        before = load_regret_rows(args.out) if args.out.stat().st_size else []
         done = {
             row.number: row
-            for row in latest_cases(load_regret_rows(args.out))
+            for row in latest_cases(before)
             if row.seed == args.seed and row.regret is not None and not row.disagreement
         }
         left = [held_out(number, args.seed) for number in range(args.cases) if number not in done]
