@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.bench_rows import make_row, write_rows
 
-from bench import accuracy, regret, report, stability, tune
+from bench import accuracy, regret, report, stability, tune, tune_tables
 
 ROOT = Path(__file__).parents[1]
 STABILITY = ROOT / "bench/results/stability/h200-2026-11-30-dd44c67.jsonl"
@@ -71,6 +71,7 @@ def test_a_long_line_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
         (stability.main, ["--read"]),
         (accuracy.main, ["--read"]),
         (regret.main, ["--read"]),
+        (tune_tables.main, []),
     ],
 )
 def test_a_missing_file(
@@ -143,3 +144,8 @@ def test_no_rows_of_the_regret(
     path = tmp_path / "file"
     path.write_bytes(content)
     assert f"{path} must hold " in refusal(regret.main, ["--read", str(path)], capsys)
+
+
+def test_tables_of_another_file(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal(tune_tables.main, [str(README)], capsys)
+    assert line.endswith(f"{README} must hold {ROWS_OF_THE_GRID}, got '# moe_ext' in line 1")
