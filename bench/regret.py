@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from bench.appending import open_to_append
+from bench.appending import check_appendable, open_to_append
+from bench.arguments import whole
 from bench.candidates import H200_SMS, candidates, layer_of, stage_sums
 from bench.contest import both_us, disagreement, hold_contest
 from bench.draws import draw, draw_all, draw_key
@@ -60,11 +61,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.regret", description=__doc__)
     add = parser.add_argument
     add("--out", type=Path, default=Path("regret.jsonl"), help="read first, then appended to")
-    add("--cases", type=int, default=NUM_CASES, help="how many")
+    add("--cases", type=whole(1), default=NUM_CASES, help="how many")
     add("--seed", type=int, default=SEED)
     add("--limit-seconds", type=float, default=None, help="start no case after that time")
     add("--power", choices=POWERS, default=BURST)
-    add("--samples", type=int, default=SAMPLES, help="graph replays per measurement, at least")
+    add("--samples", type=whole(1), default=SAMPLES, help="graph replays per measurement, at least")
     add("--commit", default=None, help="revision for the rows; read from git by default")
     add("--dry-run", action="store_true", help="miniatures on the CPU, wall-clock times")
     add("--read", type=Path, help="rows to report on, in place of measuring")
@@ -108,6 +109,7 @@ def line_of(row: RegretRow) -> str:
 
 def _measure_into(args: argparse.Namespace) -> None:
     started = time.perf_counter()
+    check_appendable(args.out)
     if not args.dry_run and not torch.cuda.is_available():
         raise SystemExit("bench: a CUDA device must be there, got none; --dry-run runs on the CPU")
     torch.set_float32_matmul_precision("highest")

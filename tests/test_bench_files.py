@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.bench_rows import make_row, write_rows
 
-from bench import accuracy, regret, report, stability, tune, tune_tables
+from bench import accuracy, regret, report, run, stability, tune, tune_tables
 
 ROOT = Path(__file__).parents[1]
 STABILITY = ROOT / "bench/results/stability/h200-2026-11-30-dd44c67.jsonl"
@@ -149,3 +149,14 @@ def test_no_rows_of_the_regret(
 def test_tables_of_another_file(capsys: pytest.CaptureFixture[str]) -> None:
     line = refusal(tune_tables.main, [str(README)], capsys)
     assert line.endswith(f"{README} must hold {ROWS_OF_THE_GRID}, got '# moe_ext' in line 1")
+
+
+@pytest.mark.parametrize("main", [run.main, tune.main, regret.main])
+def test_rows_that_cannot_be_written_are_refused_before_any_work(
+    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing"
+    for path, got in ((missing / "x.jsonl", f"no folder {missing}"), (tmp_path, "a folder")):
+        line = refusal(main, ["--dry-run", "--out", str(path)], capsys)
+        assert line.endswith(f": {path} must be a file to append rows to, got {got}")
+    assert not missing.exists()
