@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TextIO
+
+from bench.files import FileError
+
+
+def check_appendable(path: Path) -> None:
+    """Raise a FileError unless a file can be appended to or made; it is not made here."""
+    target = path if path.exists() else path.parent
+    if path.is_dir() or not path.parent.is_dir() or not os.access(target, os.W_OK):
+        got = "a folder" if path.is_dir() else "one that cannot be written"
+        got = got if path.parent.is_dir() else f"no folder {path.parent}"
+        raise FileError(f"{path} must be a file to append rows to, got {got}")
 
 
 def open_to_append(path: Path) -> TextIO:

@@ -1,8 +1,9 @@
-"""Numbers of a command line: those that make no sense are refused in words, before any work."""
+"""Numbers and kernels of a command line: those that make no sense are refused before any work."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Callable
 
 
@@ -31,3 +32,18 @@ def wholes(least: int) -> Callable[[str], list[int]]:
         return [parse_one(word) for word in text.split(",")]
 
     return parse
+
+
+def kernels(text: str) -> list[str]:
+    """Parse ids of compiled kernels with commas between them, or "all"; any, without moe_ext."""
+    words = [word for word in text.split(",") if word]
+    if importlib.util.find_spec("moe_ext") is None:
+        return words
+    from moe_ext._configs import config_indices
+
+    unknown = [word for word in words if word != "all" and word not in config_indices()]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"must be all or ids of compiled kernels, got {','.join(unknown)}"
+        )
+    return words

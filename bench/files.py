@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_NO_ROW = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
+"""Errors of a line that is no JSON, or has other columns."""
+
 SHOWN = 60
 """Characters of a line that a message repeats."""
 
@@ -46,7 +49,7 @@ def read_rows(path: Path, parse: Callable[[dict[str, Any]], T], rows: str) -> li
             continue
         try:
             parsed.append(parse(json.loads(line)))
-        except (AttributeError, KeyError, TypeError, ValueError):  # no JSON, or other columns
+        except _NO_ROW:
             shown = line if len(line) <= SHOWN else f"{line[:SHOWN]}..."
             raise FileError(f"{path} must hold {rows}, got {shown!r} in line {number}") from None
     if not parsed:

@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 
-from bench.appending import open_to_append
+from bench.appending import check_appendable, open_to_append
+from bench.arguments import whole
 from bench.candidates import H200_SMS, candidates, layer_of, stage_sums
 from bench.contest import both_us, disagreement, hold_contest
 from bench.draws import draw, draw_all, draw_key
+from bench.files import refused_in_a_line
 from bench.layer import make_layer
 from bench.measure import Environment, make_out_buffers
 from bench.ops import LAYER
@@ -59,11 +61,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.regret", description=__doc__)
     add = parser.add_argument
     add("--out", type=Path, default=Path("regret.jsonl"), help="read first, then appended to")
-    add("--cases", type=int, default=NUM_CASES, help="how many")
+    add("--cases", type=whole(1), default=NUM_CASES, help="how many")
     add("--seed", type=int, default=SEED)
     add("--limit-seconds", type=float, default=None, help="start no case after that time")
     add("--power", choices=POWERS, default=BURST)
-    add("--samples", type=int, default=SAMPLES, help="graph replays per measurement, at least")
+    add("--samples", type=whole(1), default=SAMPLES, help="graph replays per measurement, at least")
     add("--commit", default=None, help="revision for the rows; read from git by default")
     add("--dry-run", action="store_true", help="miniatures on the CPU, wall-clock times")
     add("--read", type=Path, help="rows to report on, in place of measuring")
@@ -74,10 +76,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure into a file or read one, then say what came out."""
-    args = build_parser().parse_args(arguments)
-    if args.read is None:
-        _measure_into(args)
-    rows = load_regret_rows(args.read or args.out)
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    with refused_in_a_line(parser):
+        if args.read is None:
+            _measure_into(args)
+        rows = load_regret_rows(args.read or args.out)
     cases = latest_cases(rows)
     if args.markdown is not None:
         args.markdown.write_text(page(rows))
@@ -105,6 +109,7 @@ def line_of(row: RegretRow) -> str:
 
 def _measure_into(args: argparse.Namespace) -> None:
     started = time.perf_counter()
+    check_appendable(args.out)
     if not args.dry_run and not torch.cuda.is_available():
         raise SystemExit("bench: a CUDA device must be there, got none; --dry-run runs on the CPU")
     torch.set_float32_matmul_precision("highest")
@@ -113,9 +118,11 @@ def _measure_into(args: argparse.Namespace) -> None:
     if args.dry_run:
         policy = replace(DRY_RUN_POLICY, samples=1)
     with open_to_append(args.out) as file:
+        # A new file is empty, which is no file of rows to read.
+        before = load_regret_rows(args.out) if args.out.stat().st_size else []
         done = {
             row.number: row
-            for row in latest_cases(load_regret_rows(args.out))
+            for row in latest_cases(before)
             if row.seed == args.seed and row.regret is not None and not row.disagreement
         }
         left = [held_out(number, args.seed) for number in range(args.cases) if number not in done]

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.files import read_rows
+
 CASE_OP, SUMMARY_OP = "dispatch_regret_case", "dispatch_regret"
 # Over all held-out cases.
 BARS = {"mean": 0.015, "p95": 0.05, "worst": 0.12}
@@ -81,12 +83,12 @@ def to_json(row: RegretKind) -> str:
 
 def load_regret_rows(path: Path) -> list[RegretKind]:
     """Read a JSONL file written by `bench.regret`."""
-    with path.open() as file:
-        return [_parse(json.loads(line)) for line in file if line.strip()]
+    return read_rows(path, _parse, "rows of bench.regret")
 
 
 def _parse(values: dict[str, Any]) -> RegretKind:
-    return RegretCaseRow(**values) if values["op"] == CASE_OP else RegretRow(**values)
+    kinds: dict[str, type[RegretKind]] = {CASE_OP: RegretCaseRow, SUMMARY_OP: RegretRow}
+    return kinds[values["op"]](**values)
 
 
 def latest_cases(rows: Iterable[RegretKind]) -> list[RegretCaseRow]:

@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
+from bench.appending import check_appendable
+from bench.arguments import kernels, whole, wholes
 from bench.cases import ROUTINGS, TOKENS, Case, case_names, extra_case_names, get_case
+from bench.files import refused_in_a_line
 from bench.floors import floor_us
 from bench.layer import TENSOR_STATIC, make_layer
 from bench.layouts import CONTIGUOUS, LAYOUTS
@@ -49,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--providers", type=_names(list(PROVIDERS)), default=list(PROVIDERS))
     add("--layout", choices=LAYOUTS, default=CONTIGUOUS, help="of the activations")
     add("--batch-invariant", action="store_true", help="whole layers in their batch-invariant mode")
-    add("--configs", type=_words, default=[], help="moe_ext kernels to force: all, or ids")
+    add("--configs", type=kernels, default=[], help="moe_ext kernels to force: all, or ids")
     add_grid_arguments(parser)
     return parser
 
@@ -59,13 +62,13 @@ def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     cases = _names(case_names(), extra_case_names())
     add("--cases", type=cases, default=case_names(), help="all, or names, some only by name")
-    add("--tokens", type=_integers, default=list(TOKENS), help="tokens before top-k")
+    add("--tokens", type=wholes(1), default=list(TOKENS), help="tokens before top-k")
     add("--dtypes", type=_names(["bf16", "fp8"]), default=["bf16", "fp8"])
     add("--accumulate", type=_names(["promoted", "fast"]), default=["promoted", "fast"])
     add("--scales", type=_names(ALL_SCALES), default=["tensor"], help="FP8 scale layouts")
     add("--routing", type=_names(list(ROUTINGS)), default=["zipf0.6"])
     add("--power", choices=POWERS, default=BURST, help="before or at the card's power limit")
-    add("--samples", type=int, default=20, help="graph replays per measurement, at least")
+    add("--samples", type=whole(1), default=20, help="graph replays per measurement, at least")
     add("--budget", type=float, default=None, help="seconds after which no row is started")
     add("--commit", default=None, help="revision for the rows; read from git by default")
     add("--dry-run", action="store_true", help="miniature cases on the CPU, wall-clock times")
@@ -73,10 +76,6 @@ def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
-
-
-def _integers(text: str) -> list[int]:
-    return [int(word) for word in _words(text)]
 
 
 def _names(everything: list[str], extra: Sequence[str] = ()) -> Callable[[str], list[str]]:
@@ -97,7 +96,10 @@ def _names(everything: list[str], extra: Sequence[str] = ()) -> Callable[[str], 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns 1 when a provider gave a wrong result."""
-    args = build_parser().parse_args(arguments)
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    with refused_in_a_line(parser):
+        check_appendable(args.out)
     environment, policy, plans = set_up(args, args.op, layout=args.layout)
     providers = _present(args.op, args.providers, args.layout, args.batch_invariant)
     jobs = _jobs(plans, providers, args)

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.appending import open_to_append
+from bench.appending import check_appendable, open_to_append
+from bench.arguments import kernels
 from bench.candidates import H200_SMS, candidates
 from bench.cases import tuned_case_names
 from bench.contest import disagreement, hold_contest, time_of
@@ -44,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--out", type=Path, default=Path("tune.jsonl"), help="read first, then appended to")
     add("--op", type=_ops, default=[PAIR, LAYER], help=f"any of {','.join(OPS)}")
-    add("--configs", type=lambda text: text.split(","), default=["all"])
+    add("--configs", type=kernels, default=["all"])
     add("--read", type=Path, help="print the summary of this file and measure nothing")
     add("--each", action="store_true", help="print one line per cell")
     add_grid_arguments(parser)
@@ -133,6 +134,7 @@ def is_done(job: Job, rows: Sequence[Row]) -> bool:
 
 def time_kernels(args: argparse.Namespace) -> None:
     """Time the kernels of every cell that the output file does not have yet."""
+    check_appendable(args.out)
     environment, policy, plans = set_up(args, *args.op)
     policy = replace(policy, clock=environment.device.type == "cuda")
     with open_to_append(args.out) as file:

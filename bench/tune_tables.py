@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.cases import STAGES, case_names, extra_case_names
 from bench.contest import disagreement
+from bench.files import refused_in_a_line
 from bench.measure import REPOSITORY
 from bench.ops import LAYER
 from bench.providers.base import joined
@@ -64,14 +65,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write tables, or say why not."""
-    args = build_parser().parse_args(arguments)
+    parser = build_parser()
+    args = parser.parse_args(arguments)
     try:
-        visits = load_visits(
-            args.files, unchecked=args.unchecked, without_unsteady=args.without_unsteady
-        )
+        with refused_in_a_line(parser):
+            visits = load_visits(
+                args.files, unchecked=args.unchecked, without_unsteady=args.without_unsteady
+            )
+        visits, gone = compiled_only(visits)
     except Refusal as refusal:
         print(refusal)
         return 1
+    if gone:
+        print(f"kernels that are not compiled are skipped: {', '.join(gone)}")
     problems = problems_of(visits)
     points = points_of(problems, args.tolerance)
     for table in _tables(points):
@@ -122,6 +128,24 @@ def load_visits(
     if not visits:
         raise Refusal("no tables: no cell has a time")
     return sorted(visits, key=_order)
+
+
+def compiled_only(visits: Iterable[Visit]) -> tuple[list[Visit], list[str]]:
+    """Return visits without the rows of kernels that are not compiled any more, and those kernels;
+    raise a Refusal where nothing is left."""
+    from moe_ext._configs import config_indices
+
+    known, gone, kept = config_indices().keys(), set[str](), []
+    for visit in visits:
+        unknown = {row.config: set(row.config.split("+")) - known for row in visit.rows}
+        gone |= set[str]().union(*unknown.values())
+        rows = [row for row in visit.rows if not unknown[row.config]]
+        if rows:
+            kept.append(Visit(rows, visit.file))
+    if not kept:
+        names = ", ".join(sorted(gone))
+        raise Refusal(f"no tables: no cell has a time of a compiled kernel, only of {names}")
+    return kept, sorted(gone)
 
 
 def _order(visit: Visit) -> tuple[object, ...]:

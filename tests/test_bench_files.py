@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.bench_rows import make_row, write_rows
 
-from bench import accuracy, report, stability, tune
+from bench import accuracy, regret, report, run, stability, tune, tune_tables
 
 ROOT = Path(__file__).parents[1]
 STABILITY = ROOT / "bench/results/stability/h200-2026-11-30-dd44c67.jsonl"
@@ -70,6 +70,8 @@ def test_a_long_line_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
         (tune.main, ["--read"]),
         (stability.main, ["--read"]),
         (accuracy.main, ["--read"]),
+        (regret.main, ["--read"]),
+        (tune_tables.main, []),
     ],
 )
 def test_a_missing_file(
@@ -96,6 +98,7 @@ def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tune.main, ROWS_OF_THE_GRID),
         (stability.main, "rows of bench.stability"),
         (accuracy.main, "rows of bench.accuracy"),
+        (regret.main, "rows of bench.regret"),
     ],
 )
 def test_other_commands_that_read_rows(
@@ -121,3 +124,39 @@ def test_other_files_of_a_report(
         line = refusal(report.main, [good, option, str(page)], capsys)
         assert f"{page} must hold <!-- {mark} -->" in line
         assert page.read_text() == "no marks"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"op": "dispatch_regret_ca',
+        b"[1, 2]\n",
+        b"\x89PNG\xff",
+        b'{"op": "dispatch_regret_case", "number": 1}\n',
+        b"[" * 100_000,
+        (make_row().to_json() + "\n").encode(),
+    ],
+    ids=["cut off", "a list", "a picture", "columns are missing", "deep", "a row of bench.run"],
+)
+def test_no_rows_of_the_regret(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert f"{path} must hold " in refusal(regret.main, ["--read", str(path)], capsys)
+
+
+def test_tables_of_another_file(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal(tune_tables.main, [str(README)], capsys)
+    assert line.endswith(f"{README} must hold {ROWS_OF_THE_GRID}, got '# moe_ext' in line 1")
+
+
+@pytest.mark.parametrize("main", [run.main, tune.main, regret.main])
+def test_rows_that_cannot_be_written_are_refused_before_any_work(
+    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing"
+    for path, got in ((missing / "x.jsonl", f"no folder {missing}"), (tmp_path, "a folder")):
+        line = refusal(main, ["--dry-run", "--out", str(path)], capsys)
+        assert line.endswith(f": {path} must be a file to append rows to, got {got}")
+    assert not missing.exists()

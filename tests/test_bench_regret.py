@@ -273,7 +273,7 @@ def test_the_bars_can_fail_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
         path.write_text(to_json(cases_with([value])[0]) + "\n")
         assert regret.main(["--read", str(path), "--check"]) == code
         assert regret.main(["--read", str(path)]) == 0
-    path.write_text("")
+    path.write_text(to_json(summarise_regret(cases_with([0.2]))) + "\n")  # and no case
     assert regret.main(["--read", str(path)]) == 1
     assert "no case has been timed" in capsys.readouterr().out
 

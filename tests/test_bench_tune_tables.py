@@ -400,6 +400,26 @@ def test_unsteady_cells_can_be_left_out(tmp_path: Path) -> None:
     assert visit.rows[0].num_tokens == 16
 
 
+def test_kernels_that_are_not_compiled_are_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = rows_of(cell_of("qwen3-30b", 16, BLOCK, PAIR), BLOCK)
+    names = {"gone": rows[0].config, "gone+lost": rows[1].config}
+    gone = [
+        replace(row, config=name, median_us=0.001, again_us=0.001)
+        for name, row in zip(names, rows, strict=False)
+    ]
+    path = write_rows(tmp_path / "rows.jsonl", [*rows, *gone])
+    assert tune_tables.main([str(path), "--write", "--into", str(tmp_path)]) == 0
+    assert "kernels that are not compiled are skipped: gone, lost\n" in capsys.readouterr().out
+    written = [module.read_text() for module in tmp_path.glob("*.py")]
+    assert written
+    assert not any("gone" in text for text in written)
+    write_rows(path, gone)
+    assert tune_tables.main([str(path)]) == 1
+    assert "no cell has a time of a compiled kernel, only of gone, lost" in capsys.readouterr().out
+
+
 # source
 
 

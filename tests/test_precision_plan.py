@@ -177,6 +177,11 @@ WRONG_JSON = {
         document(layer={"num_experts": 5000}),
         '`layers["a"].num_experts` must be an int from 1 to 4096, got 5000',
     ),
+    "count of all": (
+        document(layer={"num_experts": 10_000_000_000, "down": {"scales": "block", "bf16": "all"}}),
+        '`layers["a"].num_experts` must be an int from 1 to 4096, got 10000000000',
+    ),
+    "deep": ("[" * 100_000, "the text must be JSON, got values nested too deep"),
     "true": (
         document(layer={"num_experts": True}),
         '`layers["a"].num_experts` must be an int from 1 to 4096, got True',
@@ -219,6 +224,23 @@ def test_what_is_wrong_in_json(name):
     with pytest.raises(ValueError) as error:  # noqa: PT011
         PrecisionPlan.from_json(text)
     assert str(error.value) == f"PrecisionPlan: {message}"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x89PNG\xff", "`path` must be a file of text, got bytes: {path}"),
+        (b"[" * 100_000, "the text must be JSON, got values nested too deep, in {path}"),
+        (b"[]", '`format` must be "moe_ext.precision_plan", got a list, in {path}'),
+    ],
+    ids=["a picture", "deep", "a list"],
+)
+def test_a_file_that_is_no_plan_is_named(content, said, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        PrecisionPlan.load(path)
+    assert str(error.value) == f"PrecisionPlan: {said.format(path=path)}"
 
 
 WRONG_CALLS = {

@@ -7,7 +7,13 @@ from typing import Any
 
 from moe_ext.nn._arguments import is_int, shown
 from moe_ext.nn._pieces import quoted
-from moe_ext.precision.layer_plan import STAGES, LayerPlan, StagePlan, check_layer
+from moe_ext.precision.layer_plan import (
+    STAGES,
+    LayerPlan,
+    StagePlan,
+    check_layer,
+    check_num_experts,
+)
 from moe_ext.precision.plan import PrecisionPlan
 
 FORMAT = "moe_ext.precision_plan"
@@ -48,6 +54,8 @@ def read_plan(text: str) -> PrecisionPlan:
             f"{_OP}: the text must be JSON, got {error.msg} at line {error.lineno}, column "
             f"{error.colno}"
         ) from None
+    except RecursionError:
+        raise ValueError(f"{_OP}: the text must be JSON, got values nested too deep") from None
     check_header(_OP, value, FORMAT, VERSION)
     _check_keys("the plan", value, ("format", "version", "layers"))
     layers = value["layers"]
@@ -80,7 +88,8 @@ def read_layer(where: str, value: Any) -> LayerPlan:
         own = value[stage]
         _check_keys(f"`{where}.{stage}`", own, ("scales", "bf16"))
         experts = own["bf16"]
-        if experts == _ALL and is_int(count):
+        if experts == _ALL:
+            check_num_experts(_OP, f"{where}.", count)  # before a list of so many is made
             experts = list(range(count))
         if not isinstance(experts, list):
             raise ValueError(

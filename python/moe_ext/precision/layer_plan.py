@@ -146,13 +146,18 @@ class LayerPlan:
         return LayerPlan(count, *stages)
 
 
-def check_layer(op: str, where: str, layer: LayerPlan) -> None:
-    """Raise a ValueError unless a plan of a layer is one; `where` precedes its attributes."""
-    count = layer.num_experts
+def check_num_experts(op: str, where: str, count: Any) -> None:
+    """Raise a ValueError unless a layer can have so many experts; `where` precedes the name."""
     if not is_int(count) or not 1 <= count <= MAX_EXPERTS:
         raise ValueError(
             f"{op}: `{where}num_experts` must be an int from 1 to {MAX_EXPERTS}, got {shown(count)}"
         )
+
+
+def check_layer(op: str, where: str, layer: LayerPlan) -> None:
+    """Raise a ValueError unless a plan of a layer is one; `where` precedes its attributes."""
+    count = layer.num_experts
+    check_num_experts(op, where, count)
     for name in STAGES:
         stage, path = getattr(layer, name), f"{where}{name}"
         if not isinstance(stage, StagePlan):

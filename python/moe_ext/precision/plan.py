@@ -227,5 +227,16 @@ class PrecisionPlan:
 
     @classmethod
     def load(cls, path: str | Path) -> PrecisionPlan:
-        """Read a plan from a file."""
-        return cls.from_json(Path(path).read_text())
+        """Read a plan from a file.
+
+        Raises:
+            ValueError: see `from_json`; the message ends with the path.
+        """
+        try:
+            text = Path(path).read_text()
+        except UnicodeDecodeError:
+            raise ValueError(f"{OP}: `path` must be a file of text, got bytes: {path}") from None
+        try:
+            return cls.from_json(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, in {path}") from None
