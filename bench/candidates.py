@@ -17,6 +17,7 @@ from bench.providers.moe_ext import dispatched, sums_of
 from bench.scales import count_segments
 
 if TYPE_CHECKING:
+    from moe_ext._dispatch import Decision
     from moe_ext._fused_moe_checks import Layer
 
 H200_SMS = 132
@@ -44,7 +45,11 @@ def choice(cell: Cell, variant: Variant, sm_count: int = H200_SMS) -> str:
         from moe_ext._fused_moe_kernels import choose_kernels
 
         kernels = choose_kernels(
-            layer_of(cell, variant), _accumulate(variant), False, variant.batch_invariant, sm_count
+            layer_of(cell, variant),
+            accumulate_of(variant),
+            False,
+            variant.batch_invariant,
+            sm_count,
         )
         return joined([all_configs()[index].id for index in kernels])
     shapes = [(cell.case.num_experts, *cell.case.stage_shape(stage)) for stage in cell.stages]
@@ -84,14 +89,24 @@ def _of_gemms(cell: Cell, variant: Variant) -> Iterable[str]:
 
 def _of_layer(cell: Cell, variant: Variant, sm_count: int) -> Iterable[str]:
     from moe_ext._configs import matching_configs
-    from moe_ext._dispatch import choose
     from moe_ext._fused_moe_kernels import gated_candidates, nearest_kernel
 
     layer = layer_of(cell, variant)
-    sums = "block" if variant.scale == "block128" else _accumulate(variant)
-    n, k = cell.case.stage_shape("down")
+    sums = "block" if variant.scale == "block128" else accumulate_of(variant)
     of_rows = matching_configs(variant.dtype, sums)
-    alone = choose(
+    alone = decision_of(cell, variant, "down", sums, sm_count).config
+    for gate_up in gated_candidates(layer, gated_sums(variant), bias=False):
+        runs_both = gate_up.output == "either" and layer.hidden_size % 16 == 0
+        for down in (gate_up if runs_both else nearest_kernel(gate_up, of_rows), alone):
+            yield joined([gate_up.id, down.id])
+
+
+def decision_of(cell: Cell, variant: Variant, stage: str, sums: str, sm_count: int) -> Decision:
+    """Return the dispatcher's answer for one GEMM of a cell, whose sums are dispatch's `sums`."""
+    from moe_ext._dispatch import choose
+
+    n, k = cell.case.stage_shape(stage)
+    return choose(
         dtype=variant.dtype,
         accumulate=sums,
         num_rows=cell.num_rows,
@@ -99,11 +114,7 @@ def _of_layer(cell: Cell, variant: Variant, sm_count: int) -> Iterable[str]:
         n=n,
         k=k,
         sm_count=sm_count,
-    ).config
-    for gate_up in gated_candidates(layer, gated_sums(variant), bias=False):
-        runs_both = gate_up.output == "either" and layer.hidden_size % 16 == 0
-        for down in (gate_up if runs_both else nearest_kernel(gate_up, of_rows), alone):
-            yield joined([gate_up.id, down.id])
+    )
 
 
 def gated_sums(variant: Variant) -> str:
@@ -146,5 +157,6 @@ def layer_of(cell: Cell, variant: Variant) -> Layer:
     )
 
 
-def _accumulate(variant: Variant) -> str:
+def accumulate_of(variant: Variant) -> str:
+    """Return what a layer's call says of how to sum."""
     return "fast" if variant.accumulate == "fast" else "promoted"

@@ -20,7 +20,14 @@ import torch
 
 from bench.appending import check_appendable, open_to_append
 from bench.arguments import whole
-from bench.candidates import H200_SMS, candidates, layer_of, stage_sums
+from bench.candidates import (
+    H200_SMS,
+    accumulate_of,
+    candidates,
+    decision_of,
+    layer_of,
+    stage_sums,
+)
 from bench.contest import both_us, disagreement, hold_contest
 from bench.draws import draw, draw_all, draw_key
 from bench.files import refused_in_a_line
@@ -241,26 +248,15 @@ def measure_case(
 
 def source_of(cell: Cell, variant: Variant, sm_count: int = H200_SMS) -> str:
     """Return what the dispatcher's choice rests on, of each GEMM of a pair where they differ."""
-    from moe_ext._dispatch import choose
     from moe_ext._fused_moe_kernels import decide_kernels
 
     if cell.op == LAYER:
-        accumulate = "fast" if variant.accumulate == "fast" else "promoted"
-        layer = layer_of(cell, variant)
+        layer, accumulate = layer_of(cell, variant), accumulate_of(variant)
         return decide_kernels(layer, accumulate, False, False, sm_count).source
-    sources = []
-    for stage, sums in zip(cell.stages, stage_sums(cell, variant), strict=True):
-        n, k = cell.case.stage_shape(stage)
-        decision = choose(
-            dtype=variant.dtype,
-            accumulate=sums,
-            num_rows=cell.num_rows,
-            num_groups=cell.case.num_experts,
-            n=n,
-            k=k,
-            sm_count=sm_count,
-        )
-        sources.append(decision.source)
+    sources = [
+        decision_of(cell, variant, stage, sums, sm_count).source
+        for stage, sums in zip(cell.stages, stage_sums(cell, variant), strict=True)
+    ]
     return " and ".join(sorted(set(sources)))
 
 

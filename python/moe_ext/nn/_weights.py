@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from moe_ext._fused_moe_workspace import fused_moe_workspace_size
 from moe_ext._words import name_of
 from moe_ext.scales import pad_rows, scales_to_float32
 
@@ -22,7 +24,7 @@ _SCALE_DTYPES = (
 )  # of `scales_to_float32`
 
 
-class PackedWeights(nn.Module):
+class PackedWeights(nn.Module, abc.ABC):
     """Weights and biases as parameters, scales as buffers; None for those that there are not.
 
     Whatever moves or replaces a weight leaves its rows 16-byte aligned, and its dtype as it was.
@@ -34,14 +36,29 @@ class PackedWeights(nn.Module):
     first_expert: int
 
     @property
+    @abc.abstractmethod
     def num_experts(self) -> int:
         """How many experts are here."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def hidden_size(self) -> int:
         """Columns of hidden states."""
-        raise NotImplementedError
+
+    @property
+    @abc.abstractmethod
+    def intermediate_size(self) -> int:
+        """How many intermediate features are here."""
+
+    def workspace_size(self, num_tokens: int, top_k: int) -> int:
+        """Return how many bytes of `workspace` so many tokens need, or fewer tokens."""
+        return fused_moe_workspace_size(
+            num_tokens=num_tokens,
+            top_k=top_k,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_experts=self.num_experts,
+        )
 
     def _set_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Take tensors in place of those that there were."""

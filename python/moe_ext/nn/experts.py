@@ -9,7 +9,6 @@ from torch import Tensor
 
 from moe_ext._activations import ACTIVATIONS, INTERLEAVED
 from moe_ext._fused_moe_checks import check_fused_moe
-from moe_ext._fused_moe_workspace import fused_moe_workspace_size
 from moe_ext._words import name_of
 from moe_ext.fused_moe import fused_moe, fused_moe_out
 from moe_ext.nn._call import check_call, rows_of, rows_of_out
@@ -177,16 +176,6 @@ class Experts(LayerOptions, FromCheckpoint):
     def intermediate_size(self) -> int:
         """How many intermediate features are here, with the zeros of `pad_blocks`."""
         return self.w2.shape[2]
-
-    def workspace_size(self, num_tokens: int, top_k: int) -> int:
-        """Return how many bytes of `workspace` so many tokens need, or fewer tokens."""
-        return fused_moe_workspace_size(
-            num_tokens=num_tokens,
-            top_k=top_k,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_experts=self.num_experts,
-        )
 
     def forward(
         self,

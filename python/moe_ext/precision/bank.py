@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from moe_ext._activations import ACTIVATIONS, INTERLEAVED
-from moe_ext._fused_moe_workspace import fused_moe_workspace_size
 from moe_ext.nn._arguments import check_bool, shown
 from moe_ext.nn._call import check_call, rows_of, rows_of_out
 from moe_ext.nn._options import LayerOptions, check_sizes
@@ -256,16 +255,6 @@ class ExpertBank(LayerOptions, PackedWeights):
         names = (*self._weights, *self._biases, *self._scales)
         tensors = [tensor for name in names if (tensor := getattr(self, name)) is not None]
         return sum(t.stride(0) * t.shape[0] * t.itemsize if t.dim() else 4 for t in tensors)
-
-    def workspace_size(self, num_tokens: int, top_k: int) -> int:
-        """Return how many bytes of `workspace` so many tokens need, or fewer tokens."""
-        return fused_moe_workspace_size(
-            num_tokens=num_tokens,
-            top_k=top_k,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_experts=self.num_experts,
-        )
 
     def forward(
         self,
