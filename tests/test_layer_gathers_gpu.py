@@ -44,6 +44,9 @@ PAIRS = [
     if config.id != PLAIN_BLOCK
 ]
 pairs = pytest.mark.parametrize(("layout", "config"), PAIRS)
+# Kernels for few tokens, which bring a token's scale with it.
+NARROW = [pair for pair in PAIRS if pair.values[1].tile_tokens < 64]
+narrow_pairs = pytest.mark.parametrize(("layout", "config"), NARROW)
 
 
 def make_layer(layout, sizes, device, seed=1):
@@ -144,6 +147,88 @@ def test_one_token_many_times(layout, config, forced):
     out = moe_ext.fused_moe(**layer)
     assert_same_bits(out, out[:1].expand_as(out))
     assert not bool(out.isnan().any())
+
+
+@narrow_pairs
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        Sizes(1, 1, 1, 256, 128),
+        Sizes(1, 300, 8, 272, 128),
+        Sizes(4, 128, 8, 256, 128),
+        Sizes(8, 5, 4, 256, 64),
+        Sizes(11, 7, 3, 192, 64),
+        Sizes(32, 3, 1, 256, 128),
+        Sizes(1, 1024, 32, 256, 128),
+    ],
+    ids=lambda sizes: f"{sizes.num_tokens}x{sizes.top_k}of{sizes.num_experts}",
+)
+def test_few_rows(layout, config, sizes, forced):
+    layer = make_layer(layout, sizes, "cuda")
+    forced(config, layer)
+    expected = fused_moe_reference(**layer)
+    assert_same_bits(moe_ext.fused_moe(**layer), expected)
+    layer["topk_ids"] = layer["topk_ids"].to(torch.int64)
+    assert_same_bits(moe_ext.fused_moe(**layer), expected)
+
+
+@narrow_pairs
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_few_rows_of_which_some_have_no_expert_here(layout, config, dtype, forced):
+    layer = make_layer(layout, Sizes(8, 6, 4, 256, 128), "cuda")
+    strange = [-1, 6, 7, -(2**31), 2**31 - 1]
+    if dtype == torch.int64:
+        strange += [2**32, 2**32 + 3, -(2**63), 2**63 - 1, -(2**32)]
+    ids = layer["topk_ids"].to(dtype)
+    for i, value in enumerate(strange):
+        ids[i % 8, i % 4] = value
+    ids[7] = ids[7, 0]  # and one token with one expert only
+    layer["topk_ids"] = ids
+    forced(config, layer)
+    assert_same_bits(moe_ext.fused_moe(**layer), fused_moe_reference(**layer))
+
+
+@narrow_pairs
+def test_few_rows_of_experts_that_begin_later(layout, config, forced):
+    layer = make_layer(layout, Sizes(4, 16, 8, 256, 128), "cuda")
+    first, here = 5, 6
+    for name in ("w13", "w2", "w13_scale", "w2_scale", "w13_bias", "w2_bias"):
+        value = layer.get(name)
+        if value is not None and value.dim() > 0 and value.shape[0] == 16:
+            layer[name] = value[first : first + here]
+    layer |= {"first_expert": first}
+    forced(config, layer)
+    expected = fused_moe_reference(**layer)
+    assert_same_bits(moe_ext.fused_moe(**layer), expected)
+    expert_map = torch.full((16,), -1, dtype=torch.int32, device="cuda")
+    expert_map[first : first + here] = torch.arange(here, dtype=torch.int32, device="cuda")
+    layer |= {"first_expert": 0, "expert_map": expert_map}
+    assert_same_bits(moe_ext.fused_moe(**layer), expected)
+
+
+@narrow_pairs
+def test_few_rows_replayed_with_ids_of_the_kernel_before(layout, config, forced):
+    layers = [make_layer(layout, Sizes(4, 96, 8, 256, 128), "cuda", seed=seed) for seed in (1, 2)]
+    own = layers[0] | {name: layers[0][name].clone() for name in ("hidden_states", "topk_ids")}
+    source = {name: own[name].clone() for name in ("hidden_states", "topk_ids")}
+    variants = [own | {name: layer[name] for name in source} for layer in layers]
+    expected = [fused_moe_reference(**variant) for variant in variants]
+    out = torch.empty_like(own["hidden_states"])
+    forced(config, own)
+
+    def layer_behind_copies():
+        for _ in range(3):
+            for name, value in source.items():
+                own[name].copy_(value)
+            moe_ext.fused_moe_out(**own, out=out)
+
+    graph = captured(layer_behind_copies)
+    for turn in range(40):
+        for name, value in source.items():
+            value.copy_(variants[turn % 2][name])
+        out.fill_(float("nan"))
+        graph.replay()
+        assert_same_bits(out, expected[turn % 2])
 
 
 @pytest.mark.parametrize("sizes", [Sizes(150, 6, 3, 400, 128), Sizes(8500, 16, 8, 192, 256)])

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.gpu
 SIZES = {
     "whole_tiles": Sizes(201, 6, 3, 512, 256),
     "ragged": Sizes(201, 6, 3, 528, 200),
+    "few_rows": Sizes(7, 6, 4, 512, 256),
 }
 LAYOUTS = {
     "bf16": "fp32",

@@ -94,13 +94,12 @@ void check_out(Tensor const& out, Form const& form) {
 
 /// Whether a kernel that can read rows where their tokens are should, in place of one before it that puts them in
 /// order. That one's time grows with rows and hidden size; what the GEMM loses, where it is bound by the tensor core,
-/// with the intermediate size too. With few tokens a launch less counts, unless each row's scale must be found first.
-/// Measured in docs/notes/token-gather.md.
-bool should_gather(gemm::Config const& config, Form const& form, GatherFormat format) {
+/// with the intermediate size too. With few tokens a launch less counts. Measured in docs/notes/token-gather.md.
+bool should_gather(gemm::Config const& config, Form const& form) {
   constexpr std::int64_t kShortIntermediate = 1024;
   constexpr std::int64_t kFewRowsPerExpert = 256;
-  if (config.tile_tokens < 64) {
-    return format != GatherFormat::RowScale;
+  if (gemm::is_narrow(config)) {
+    return true;
   }
   bool const loads_bind =
       !form.fp8 && config.tile_weights == 256 && form.slots() <= kFewRowsPerExpert * form.num_experts;
@@ -265,8 +264,7 @@ Layer check_layer(Call const& call,
   first.gating = make_gating(choice.gating, form.intermediate, call.flags);
   first.n = 2 * form.intermediate;  // without up rows each gate row serves as both
   first.out_row_stride = form.intermediate;
-  if (!on_input && can_gather(gate_up.config, form, gather) &&
-      should_gather(gate_up.config, form, gather.format)) {
+  if (!on_input && can_gather(gate_up.config, form, gather) && should_gather(gate_up.config, form)) {
     gather_in_gate_up(layer, form, parts);
   }
 

@@ -18,6 +18,11 @@ constexpr int kWarp = 32;
 constexpr int kThreads = 128;
 /// Up to so many threads are spread over more SMs, a warp to a CTA.
 constexpr std::int64_t kFewThreads = 132 * kThreads;
+/// Shared memory that nothing uses. Up to so many CTAs come while the GEMM still runs and would all crowd onto the SMs
+/// that it leaves first; asked for this, eight fit one SM
+/// (docs/notes/layer-stages.md).
+constexpr std::int64_t kCtasToSpread = 132 * 8;
+constexpr int kSpreadingBytes = 26'000;
 
 struct CombineKernelParams {
   CombineParams problem;
@@ -256,7 +261,7 @@ void combine(CombineParams const& params, cudaStream_t stream) {
   LaunchShape const shape{.grid = static_cast<unsigned>(grid),
                           .threads = static_cast<unsigned>(threads),
                           .cluster = 1,
-                          .shared_bytes = 0,
+                          .shared_bytes = grid <= kCtasToSpread ? kSpreadingBytes : 0,
                           .programmatic = params.programmatic};
   dispatch_choices(params.top_k, [&]<int kChoices>() {
     launch_kernel(&combine_kernel<kChoices>, shape, stream, kernel_params);

@@ -69,9 +69,13 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_row_scales_kernel(
 }  // namespace
 
 void by_rows(GatherParams const& params, cudaStream_t stream) {
+  constexpr int kColumns = RowVector::kElems * kWarp;  // of a warp, a vector each
   bool const few = params.max_rows < kFewRows && params.hidden_size <= RowVector::kElems * kMaxRowThreads;
-  if (few) {
+  if (few || params.hidden_size <= kColumns) {
     return launch_rows<1>(gather_row_scales_kernel<1>, params, stream);
+  }
+  if (params.hidden_size <= 2 * kColumns) {
+    return launch_rows<2>(gather_row_scales_kernel<2>, params, stream);
   }
   launch_rows<kRowVectors>(gather_row_scales_kernel<kRowVectors>, params, stream);
 }

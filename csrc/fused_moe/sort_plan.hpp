@@ -13,8 +13,10 @@ inline constexpr int kMaxSortThreads = 1024;
 inline constexpr int kSortClusterCtas = 8;  // the most that any GPU of the architecture promises to place
 inline constexpr int kMaxFewSlots = 128;  // by then every warp reads all ids, which costs more than barriers
 inline constexpr int kFewThreads = 128;
-inline constexpr int kMaxCtaItems = 4;  // beyond, ranking in one SM costs more than meeting in a cluster
-inline constexpr int kMaxItems = 8;     // of a thread: with 16 its registers spill
+// Beyond, ranking in one SM costs more than meeting in a cluster: layers of 2,048 slots 1 to 2 us, of 1,024 1 us
+// (docs/notes/layer-stages.md).
+inline constexpr int kMaxCtaSlots = 512;
+inline constexpr int kMaxItems = 8;  // of a thread: with 16 its registers spill
 inline constexpr int kMaxSharedBytes = 227 * 1024;
 
 /// Few: warps that need nobody else. Cta, Cluster: one launch. Grid: counts, their sums, and then the rows.
@@ -52,10 +54,8 @@ inline SortPlan plan_sort(std::int64_t slots, int num_experts) {
   constexpr int kReserved = 1024;
   bool const all_fit = sort_shared_bytes(kMaxSortThreads, num_experts) <= kMaxSharedBytes - kReserved;
   int const most = all_fit ? kMaxSortThreads : kMaxSortThreads / 2;
-  for (int items = 1; items <= kMaxCtaItems; items *= 2) {
-    if (slots <= std::int64_t{items} * most) {
-      return {SortWay::Cta, items, sort_threads(slots, items), 1};
-    }
+  if (slots <= kMaxCtaSlots) {
+    return {SortWay::Cta, 1, sort_threads(slots, 1), 1};
   }
   for (int items = 1; items <= kMaxItems; items *= 2) {
     if (slots <= std::int64_t{items} * most * kSortClusterCtas) {

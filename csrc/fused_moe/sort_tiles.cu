@@ -1,4 +1,4 @@
-// One launch: a CTA for up to 4,096 slots, or a cluster whose CTAs read each other's counts.
+// One launch: a CTA for up to 512 slots, or a cluster whose CTAs read each other's counts.
 #include "fused_moe/sort_launch.hpp"
 #include "fused_moe/sort_tiles.cuh"
 
@@ -6,15 +6,7 @@ namespace moe_ext::fused_moe {
 
 void sort_in_one_launch(SortKernelParams const& params, SortPlan const& plan, cudaStream_t stream) {
   if (plan.way == SortWay::Cta) {
-    static_assert(kMaxCtaItems == 4, "the cases below are all numbers of items that a plan may have");
-    switch (plan.items) {
-      case 1:
-        return launch_sort_tiles<OtherTiles::None, 1>(params, plan, stream);
-      case 2:
-        return launch_sort_tiles<OtherTiles::None, 2>(params, plan, stream);
-      default:
-        return launch_sort_tiles<OtherTiles::None, 4>(params, plan, stream);
-    }
+    return launch_sort_tiles<OtherTiles::None, 1>(params, plan, stream);
   }
   static_assert(kMaxItems == 8, "the cases below are all numbers of items that a plan may have");
   switch (plan.items) {

@@ -74,14 +74,24 @@ constexpr bool quantises_features(Config const& config) {
          is_block_scaled(config.accumulate) && config.tile_weights == 256;
 }
 
+/// Whether a kernel is for few tokens.
+constexpr bool is_narrow(Config const& config) {
+  return config.tile_tokens < 64;
+}
+
 /// Whether a kernel can load tokens whose rows lie anywhere, as those of a layer's first GEMM do. Two kinds of promoted
 /// kernels would pay for the code even where it does not run: with stages of 256 bytes of K and wide tiles sums and
 /// partial sums lose their separate register banks, and three mma warp groups have no registers to give.
 constexpr bool gathers_tokens(Config const& config) {
-  bool const wide = config.tile_tokens >= 64;
-  bool const pays = config.accumulate == Accumulate::Promoted && wide &&
+  bool const pays = config.accumulate == Accumulate::Promoted && !is_narrow(config) &&
                     (config.tile_k_bytes > 128 || config.mma_warp_groups == 3);
   return config.output != Output::Rows && !pays;
+}
+
+/// Whether the warps that gather bring the scales of tokens too, one for each.
+constexpr bool gathers_scales(Config const& config) {
+  return gathers_tokens(config) && is_narrow(config) && is_swapped(config.order) &&
+         config.accumulate == Accumulate::Promoted;
 }
 
 /// Warps of the load warp group that do it.

@@ -152,6 +152,7 @@ struct Kernel {
       }
     } else {
       OutputScales<ConfigTag> const scales(params.scale_a,
+                                           gathered_scales(params, ring, state.stage),
                                            params.scale_b,
                                            tile,
                                            weight_rows<ConfigTag>(params, tile),
@@ -166,6 +167,18 @@ struct Kernel {
         finish_tile(params, epilogue, acc, tile, scales.apply(acc, epilogue));
       }
     }
+  }
+
+  /// The scales of the tokens of the tile that begins with this stage, where they came with them.
+  __device__ static float const* gathered_scales([[maybe_unused]] KernelParams const& params,
+                                                 [[maybe_unused]] Ring<ConfigTag> const& ring,
+                                                 [[maybe_unused]] int stage) {
+    if constexpr (T::kGathersScales) {
+      if (params.gathered.of_row != nullptr && params.scale_a.row_stride != 0) {
+        return ring.row_scales[stage];
+      }
+    }
+    return nullptr;
   }
 
   /// All of a CTA's tiles, where scales are read from memory by the threads that use them: the first ones of a tile

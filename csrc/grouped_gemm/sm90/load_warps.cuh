@@ -131,7 +131,7 @@ struct LoadWarps {
   /// Tokens whose rows lie anywhere, for the stages that the load warp tells of.
   __device__ static void gather_tokens(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
     cudaGridDependencySynchronize();
-    TokenGather<ConfigTag> gather(params.gathered, ring, first_k_tile(params, cta_rank));
+    TokenGather<ConfigTag> gather(params.gathered, params.scale_a, ring, first_k_tile(params, cta_rank));
     for (State state;; state.advance()) {
       ring.told[state.stage].wait(state.phase);
       StageInfo const info = ring.info[state.stage];
@@ -140,7 +140,7 @@ struct LoadWarps {
         break;
       }
       if (info.k_tile == 0) {
-        gather.begin(info.tile);
+        gather.begin(info.tile, state.stage);
       }
       gather.load(state.stage);
     }

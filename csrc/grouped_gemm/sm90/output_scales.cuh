@@ -26,8 +26,10 @@ struct OutputScales {
   RowFactors<ConfigTag> rows;
   float n[kShare];
 
-  /// Called behind the tile's first full stage: a previous kernel may have written the scales.
+  /// Called behind the tile's first full stage: a previous kernel may have written the scales. `gathered` are those of
+  /// the tile's tokens, where they came with it; null where `a` has them.
   __device__ OutputScales(TokenScales const& a,
+                          float const* gathered,
                           WeightScales const& b,
                           Tile const& tile,
                           WeightRows<ConfigTag> const& weight_rows,
@@ -42,6 +44,11 @@ struct OutputScales {
                  : b.data[tile.group * b.group_stride + weight * b.n_stride];
     };
     auto const token_scale = [&](int row) {
+      if constexpr (T::kGathersScales) {
+        if (gathered != nullptr) {
+          return row < tile.token_end ? gathered[row - tile.token_begin] : 1.f;
+        }
+      }
       return a.data == nullptr || row >= tile.token_end
                  ? 1.f
                  : a.data[tile.group * a.group_shift + token_of_row<ConfigTag>(a, row) * a.row_stride];

@@ -60,6 +60,9 @@ struct Ring {
   using Scales = std::conditional_t<T::kScalesInRing, float[kStages + 1][T::kAtomsK][kCount], Nothing>;
   alignas(8) [[no_unique_address]] Scales<kConfig.tile_tokens> token_scales;
   [[no_unique_address]] Scales<T::kPartsK * kWeightBlocks> weight_scales;
+  /// Of the tile whose first step the stage is, where tokens are gathered: read behind its full barrier.
+  using RowScales = std::conditional_t<T::kGathersScales, float[kStages][kConfig.tile_tokens], Nothing>;
+  [[no_unique_address]] RowScales row_scales;
   cutlass::arch::ClusterTransactionBarrier full[kStages];
   cutlass::arch::ClusterBarrier empty[kStages];
   // Not [[no_unique_address]] at the end: what follows a ring would lie in its padding, out of line.

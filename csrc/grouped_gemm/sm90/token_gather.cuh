@@ -17,14 +17,19 @@ class TokenGather {
 
  public:
   __device__ TokenGather(GatheredTokens const& tokens,
+                         TokenScales const& scales,
                          Ring<ConfigTag>& ring,
                          int first_k_tile)  // where this CTA's part of K begins
       : tokens_(tokens),
+        scales_(scales),
         ring_(ring),
         first_byte_(first_k_tile * T::kAtomsK * kAtomBytes + lane() % kLanesPerRow * kPieceBytes) {}
 
-  /// A tile's first step comes next.
-  __device__ void begin(Tile const& tile) {
+  /// A tile's first step comes next, in this stage.
+  __device__ void begin(Tile const& tile, int stage) {
+    if constexpr (T::kGathersScales) {
+      load_scales(tile, stage);
+    }
     int const first_row = lane() / kLanesPerRow;
     rows_ = tile.token_end - tile.token_begin - first_row;
     bytes_left_ = tokens_.k_bytes - first_byte_;
@@ -76,12 +81,24 @@ class TokenGather {
         "r"(static_cast<unsigned>(wanted)));
   }
 
+  /// A scale for each row of a tile; with the copies of the stage they arrive at its barrier.
+  __device__ void load_scales(Tile const& tile, int stage) {
+    static_assert(T::kConfig.tile_tokens <= 32 * kGatherWarps, "a lane for each row");
+    int const row = tile.token_begin + lane();
+    if (scales_.row_stride != 0 && row < tile.token_end) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                       cute::cast_smem_ptr_to_uint(&ring_.row_scales[stage][lane()])),
+                   "l"(scales_.data + tokens_.of_row[row] * scales_.row_stride));
+    }
+  }
+
   /// Of all that gather.
   __device__ static int lane() {
     return static_cast<int>(threadIdx.x) % (32 * kGatherWarps);
   }
 
   GatheredTokens const& tokens_;
+  TokenScales const& scales_;
   Ring<ConfigTag>& ring_;
   int first_byte_;                // of each row, this lane's
   int rows_;                      // this lane's first and those every 8 behind it exist below this

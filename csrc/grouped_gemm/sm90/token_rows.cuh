@@ -17,7 +17,7 @@ struct GatheredTokens {
 /// The row of `a` whose scales are those of row `row`.
 template <class ConfigTag>
 __device__ inline int token_of_row(TokenScales const& scales, int row) {
-  if constexpr (Traits<ConfigTag>::kGathers) {
+  if constexpr (Traits<ConfigTag>::kGathers && !Traits<ConfigTag>::kGathersScales) {
     if (scales.token_of_row != nullptr) {
       return scales.token_of_row[row];
     }

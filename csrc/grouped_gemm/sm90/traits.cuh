@@ -30,6 +30,7 @@ struct Traits {
   static constexpr bool kGated = kConfig.output != Output::Rows;
   static constexpr bool kWholeRows = kConfig.order == OperandOrder::SwapABRows;
   static constexpr bool kGathers = gathers_tokens(kConfig);  // where a launch asks for it
+  static constexpr bool kGathersScales = gathers_scales(kConfig);
   using Element = std::conditional_t<kConfig.dtype == Dtype::BF16, cute::bfloat16_t, cute::float_e4m3_t>;
 
   static constexpr bool kShifted = kConfig.accumulate == Accumulate::Shifted;
