@@ -2,7 +2,8 @@
 
 Times its kernels and every other that fits on held-out problems (`bench.regret_cases`). A later run
 with the same file goes on where the one before ended, and again over cases whose timings disagreed;
---limit-seconds ends a run early. With --read a report is made of rows and nothing is measured.
+--limit-seconds ends a run early. With --read a report is made of rows and nothing is measured; with
+--now besides, of what the dispatcher as it is now would have cost, by the times in the rows.
 """
 
 # argparse, not typer: the machine with the GPU may hold nothing but Python and PyTorch.
@@ -24,6 +25,7 @@ from bench.candidates import (
     H200_SMS,
     accumulate_of,
     candidates,
+    choice,
     decision_of,
     layer_of,
     stage_sums,
@@ -56,6 +58,7 @@ from bench.regret_rows import (
 from bench.rows import Row
 from bench.run import DRY_RUN_POLICY
 from bench.timing import TimingPolicy, first_pass
+from bench.tune_problems import regret_of
 
 SAMPLES = 7
 ATTEMPTS = 2
@@ -74,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--commit", default=None, help="revision for the rows; read from git by default")
     add("--dry-run", action="store_true", help="miniatures on the CPU, wall-clock times")
     add("--read", type=Path, help="rows to report on, in place of measuring")
+    add("--now", action="store_true", help="with --read: what is chosen now, by the rows' times")
     add("--markdown", type=Path, help="write tables here")
     add("--check", action="store_true", help="fail where a bar is missed")
     return parser
@@ -87,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.read is None:
             _measure_into(args)
         rows = load_regret_rows(args.read or args.out)
+    if args.now:
+        rows = [rechosen(row) for row in latest_cases(rows)]
     cases = latest_cases(rows)
     if args.markdown is not None:
         args.markdown.write_text(page(rows))
@@ -210,6 +216,28 @@ def source_of(cell: Cell, variant: Variant, sm_count: int = H200_SMS) -> str:
         for stage, sums in zip(cell.stages, stage_sums(cell, variant), strict=True)
     ]
     return " and ".join(sorted(set(sources)))
+
+
+def rechosen(row: RegretCaseRow) -> RegretCaseRow:
+    """Return a row with the dispatcher's choice of now, by the times of its kernels.
+
+    Of two kernels that were not timed together it is what the worse of both costs.
+    """
+    case = held_out(row.number, row.seed)
+    sm_count = row.sm_count or H200_SMS
+    config = choice(case.cell, case.variant, sm_count)
+    times = {name: us for name, us in row.times.items() if us is not None}
+    regret = regret_of(config, times) if times else None
+    return replace(
+        row,
+        chosen=config,
+        source=source_of(case.cell, case.variant, sm_count),
+        chosen_us=None if regret is None else round((1 + regret) * min(times.values()), 3),
+        best=min(times, key=lambda name: times[name], default=""),
+        best_us=min(times.values(), default=None),
+        regret=None if regret is None else round(regret, 5),
+        skipped_reason="" if regret is not None else f"{config} was not timed",
+    )
 
 
 def row_of(
