@@ -54,7 +54,7 @@ class TimingPolicy:
 
 # Enough of each kernel to tell which ones deserve more. So few replays heat the card less than the
 # pause of a whole burst is made for.
-FIRST_SAMPLES, FIRST_WARMUP, FIRST_PAUSE_S = 3, 1, 0.05
+FIRST_SAMPLES, FIRST_WARMUP, FIRST_PAUSE_S = 3, 2, 0.05
 
 
 def first_pass(policy: TimingPolicy) -> TimingPolicy:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <iterator>
 
 #include "grouped_gemm/config.hpp"
@@ -36,10 +37,17 @@ using Costs = std::array<double, kNumTerms + 1>;
 
 // Rates of one H200 (132 SMs): docs/architecture.md says how they were measured.
 inline constexpr double kReadBytesPerUs = 4.5e6;
+inline constexpr double kReadUsPerByte = 1 / kReadBytesPerUs;
 inline constexpr double kFlopsPerUs[] = {720e6, 1350e6};  // BF16, FP8
 inline constexpr double kRateSms = 132;
 // What one SM reads when its neighbours are idle: about 96 KiB in flight, 1.2 us there and back.
 inline constexpr double kSmReadBytesPerUs = 80e3;
+
+/// std::ceil of what is not negative: a few instructions where that is a call.
+inline double round_up(double value) {
+  auto const whole = static_cast<double>(static_cast<std::int64_t>(value));
+  return whole < value ? whole + 1 : whole;
+}
 
 /// Groups that own a row.
 inline double active_groups(double rows, double groups) {
@@ -53,10 +61,10 @@ inline TokenTiling tile_tokens_of(Config const& config, double rows, double acti
   double columns = 0;
   for (double const spread : kSpread) {
     double const share = std::max(rows / active * spread, 1.0);
-    double const count = std::ceil(share / config.tile_tokens);
+    double const count = round_up(share / config.tile_tokens);
     double width = config.tile_tokens;
     if (is_swapped(config.order)) {
-      width = std::min(width, 8 * std::ceil(std::ceil(share / count) / 8));
+      width = std::min(width, 8 * round_up(round_up(share / count) / 8));
       // Under 64 columns WGMMA waits for its 64-row operand: reading that takes as long as 32 columns.
       width = std::max(width, 32 + width / 2);
     }
@@ -69,26 +77,29 @@ inline TokenTiling tile_tokens_of(Config const& config, double rows, double acti
 /// Work out the terms of a GEMM's time.
 inline Terms terms_of(
     Config const& config, GemmSizes const& gemm, double active, TokenTiling tokens, int sm_count) {
+  // A choice works this out some thirty times: of divisions there are few.
   double const item = config.dtype == Dtype::BF16 ? 2 : 1;
-  double const sms = sm_count;
-  double const weight_tiles = std::ceil(gemm.n / config.tile_weights);
+  double const per_sm_count = 1.0 / sm_count;
+  double const weight_tiles = round_up(gemm.n / config.tile_weights);
   double const ctas = tokens.tiles * weight_tiles * config.split_k;
-  double const steps = std::ceil(gemm.k * item / (config.tile_k_bytes * config.split_k));
+  double const steps = round_up(gemm.k * item / (config.tile_k_bytes * config.split_k));
   double const k_bytes = steps * config.tile_k_bytes;  // of one CTA
   // How full the last wave is differs with the routing: beyond two waves it counts for a part.
-  double const share = ctas / (sms * config.ctas_per_sm);
-  double const whole = std::ceil(share);
+  double const share = ctas * per_sm_count / config.ctas_per_sm;
+  double const whole = round_up(share);
   double const waves = share > 2 ? share + 0.5 * (whole - share) + 0.25 : whole;
-  double per_sm = std::max(1.0, ctas / sms);
-  per_sm = std::max(per_sm, std::min(std::ceil(per_sm), per_sm + 0.3));
-  double const flops = 2.0 * config.tile_weights * tokens.columns * k_bytes / item;
+  double per_sm = std::max(1.0, ctas * per_sm_count);
+  per_sm = std::max(per_sm, std::min(round_up(per_sm), per_sm + 0.3));
+  double const products = config.tile_weights * tokens.columns * k_bytes;
+  double const us_per_product =
+      config.dtype == Dtype::FP8 ? 2 * kRateSms / kFlopsPerUs[1] : kRateSms / kFlopsPerUs[0];
   return {
       waves,
-      waves * k_bytes / 256,
-      per_sm * flops / (kFlopsPerUs[config.dtype == Dtype::FP8] / kRateSms),
-      active * gemm.n * gemm.k * item / kReadBytesPerUs,
-      ctas * (config.tile_weights + tokens.columns) * k_bytes / (sms * kSmReadBytesPerUs),
-      gemm.rows * (gemm.k * item + 2 * gemm.n) / kReadBytesPerUs,
+      waves * k_bytes * (1.0 / 256),
+      per_sm * products * us_per_product,
+      active * gemm.n * gemm.k * item * kReadUsPerByte,
+      ctas * (config.tile_weights + tokens.columns) * k_bytes * per_sm_count * (1 / kSmReadBytesPerUs),
+      gemm.rows * (gemm.k * item + 2 * gemm.n) * kReadUsPerByte,
   };
 }
 

@@ -204,7 +204,7 @@ class MeasuredChoices {
       of_second[index] = time_us(kernel.costs, terms_of(*kernel.config, second, active, tiling, sm_count));
     }
     double const bytes = sizes.rows * (2 * sizes.hidden + sizes.intermediate);
-    double const common = common_[0] + common_[1] * bytes / kReadBytesPerUs;
+    double const common = common_[0] + common_[1] * bytes * kReadUsPerByte;
     for (std::size_t index = 0; index < choices_.size(); ++index) {
       times[index] = common + of_first[firsts_[index]] + of_second[seconds_[index]];
     }
