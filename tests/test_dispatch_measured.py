@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from moe_ext import _dispatch, _fused_moe_kernels
+from moe_ext import _dispatch, _fused_moe_kernels, _preload
 from moe_ext._configs import all_configs, config_indices, matching_configs, planner
 from moe_ext._dispatch_measured import Measured
 
@@ -170,6 +170,19 @@ def test_what_is_selected_is_what_is_explained(tables):
     # Few K off the lines of memory is chosen for before anything is estimated.
     assert {source for source, _ in sources} == {"table", "cost model"}
     assert any("best pair's time" in reason for _, reason in sources)
+
+
+def test_tables_are_read_before_the_first_call(tables, monkeypatch):
+    layer_table = make()
+    monkeypatch.setattr(_preload, "TABLES", {("fp8", "promoted"): tables})
+    monkeypatch.setattr(_preload, "LAYER_TABLES", {("fp8", "promoted"): layer_table})
+    assert "finder" not in vars(tables)
+    _preload.prepare_choices()
+    assert "finder" in vars(tables)
+    assert "finder" in vars(layer_table)
+    misses = _dispatch._finder.cache_info().misses
+    _dispatch.select("fp8", "promoted", 77, 128, 4096, 2048, 132)
+    assert _dispatch._finder.cache_info().misses == misses
 
 
 def test_a_decision_says_what_it_rests_on(tables):
