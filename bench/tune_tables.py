@@ -242,16 +242,15 @@ def leave_one_out(by_table: Mapping[TableKey, Sequence[Problem]]) -> str:
 def unused(
     made: Mapping[TableKey, Measured], by_table: Mapping[TableKey, Sequence[Problem]]
 ) -> str:
-    """Say which kernels are chosen for none of the problems."""
-    named = {name for table in made.values() for name in table.kernels()}
-    chosen = {
-        name
-        for key, problems in by_table.items()
-        for problem in problems
-        for name in chosen_by(made[key], problem).split("+")
-    }
+    """Say which kernels of GEMMs are chosen for none of the problems."""
+    named, chosen = set[str](), set[str]()
+    for key, problems in by_table.items():
+        if key[0] == "gemm":
+            named |= set(made[key].kernels())
+            for problem in problems:
+                chosen |= set(chosen_by(made[key], problem).split("+"))
     return (
-        "kernels that no problem is given (KEPT_FOR_TUNING in _dispatch_table.py, or not worth "
+        "kernels that no pair is given (KEPT_FOR_TUNING in _dispatch_table.py, or not worth "
         f"compiling): {', '.join(sorted(named - chosen)) or 'none'}"
     )
 

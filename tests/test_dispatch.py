@@ -108,6 +108,11 @@ def test_tables_name_compiled_kernels_and_their_measurement(kind):
 def test_every_kernel_is_chosen_somewhere_or_kept_on_purpose():
     kinds_rows_shapes = itertools.product(KINDS, ROWS, SHAPES)
     chosen = {choose(*problem).config.id for problem in kinds_rows_shapes}
+    for kind, table in TABLES.items():
+        for problem in table.problems if isinstance(table, Measured) else ():
+            n, k = 2 * problem.intermediate_size, problem.hidden_size
+            shape = (problem.num_groups, n, k)
+            chosen.add(choose(kind, problem.num_rows, shape).config.id)
     ids = {config.id for config in moe_ext.kernels() if config.output == "rows"}
     assert ids - chosen - KEPT_FOR_TUNING == set()
     assert ids >= KEPT_FOR_TUNING
