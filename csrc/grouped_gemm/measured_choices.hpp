@@ -117,20 +117,15 @@ class MeasuredChoices {
     double intermediate;
   };
 
-  /// The layer that weights (n, k) are likely of: one that was measured, or one whose hidden size was, or else by
-  /// shape. Weights of no more rows than K are most often the first's, as are those of more rows than hidden states
-  /// have features.
+  /// The layer that weights (n, k) are likely of: one that was measured, or else by shape. Weights of no more rows than
+  /// K are most often the first's, as are those of more rows than hidden states have features; between these the size
+  /// that is a measured layer's hidden one decides.
   Layer layer_of(double n, double k) const {
     if (auto const known = layers_.find({n, k}); known != layers_.end()) {
       return known->second;
     }
-    Layer const as_first{k, n / 2};
-    Layer const as_second{n, k};
-    bool const k_is_hidden = hidden_sizes_.count(k) != 0;
-    if (k_is_hidden != (hidden_sizes_.count(n) != 0)) {
-      return k_is_hidden ? as_first : as_second;
-    }
-    return n <= k || n > kMostHidden ? as_first : as_second;
+    bool const k_is_hidden = hidden_sizes_.count(k) != 0 && hidden_sizes_.count(n) == 0;
+    return n <= k || n > kMostHidden || k_is_hidden ? Layer{k, n / 2} : Layer{n, k};
   }
 
   struct Kernel {
