@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +13,7 @@ TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ROUTINGS = ("zipf0.6", "uniform", "zipf1.2")
 STAGES = ("gate_up", "down")
 DRY_RUN = "-dry-run"  # ends the names of miniatures
+OF_SIZES = re.compile(r"(\d+)x(\d+)x(\d+)-top(\d+)")  # names of cases that were drawn
 
 # case name -> (row of model_shapes.csv, tensor-parallel degree, expert-parallel degree)
 _CASE_SOURCES = {
@@ -94,14 +96,22 @@ def tuned_case_names() -> list[str]:
     return [name for name in every if name in sizes.values()]
 
 
+def name_of_sizes(num_experts: int, hidden_size: int, intermediate_size: int, top_k: int) -> str:
+    """Return the name of a case that has no other: `get_case` reads it."""
+    return f"{num_experts}x{hidden_size}x{intermediate_size}-top{top_k}"
+
+
 def get_case(name: str) -> Case:
-    """Return a case by name.
+    """Return a case by name, which may spell out its sizes as `name_of_sizes` does.
 
     Expert parallelism keeps top-k: a rank of deepseek-v3-ep8 owns 32 experts and the benchmark
     sends each of its tokens to 8 of those 32.
     """
     if name.endswith(DRY_RUN):
         return get_case(name.removesuffix(DRY_RUN)).shrunk()
+    if sizes := OF_SIZES.fullmatch(name):
+        experts, hidden, intermediate, top_k = map(int, sizes.groups())
+        return Case(name, "none", experts, top_k, hidden, intermediate)
     sources = _CASE_SOURCES | _NAMED_SOURCES
     if name not in sources:
         raise ValueError(f"get_case: `name` must be one of {list(sources)}, got {name!r}")

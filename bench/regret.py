@@ -2,7 +2,8 @@
 
 Times its kernels and every other that fits on held-out problems (`bench.regret_cases`). A later run
 with the same file goes on where the one before ended, and again over cases whose timings disagreed;
---limit-seconds ends a run early. With --read a report is made of rows and nothing is measured.
+--limit-seconds ends a run early. With --read a report is made of rows and nothing is measured; with
+--now besides, of what the dispatcher as it is now would have cost, by the times in the rows.
 """
 
 # argparse, not typer: the machine with the GPU may hold nothing but Python and PyTorch.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,23 +25,24 @@ from bench.candidates import (
     H200_SMS,
     accumulate_of,
     candidates,
+    choice,
     decision_of,
     layer_of,
     stage_sums,
 )
 from bench.contest import both_us, disagreement, hold_contest
-from bench.draws import draw, draw_all, draw_key
 from bench.files import refused_in_a_line
 from bench.layer import make_layer
 from bench.measure import Environment, make_out_buffers
 from bench.ops import LAYER
+from bench.pools import Pools, planned, shrunk
 from bench.power import BURST, POWERS, PowerPolicy
-from bench.problem import Cell, MemoryPool, Plan, make_plan, make_problem
+from bench.problem import Cell, Plan, make_problem
 from bench.progress import PLAIN_INTERVAL_S, counted
 from bench.providers.base import Variant
 from bench.providers.moe_ext import MoeExt
 from bench.providers.moe_ext_layer import MoeExtLayer
-from bench.regret_cases import NUM_CASES, SEED, HeldOut, held_out, pool_bound
+from bench.regret_cases import NUM_CASES, SEED, HeldOut, held_out
 from bench.regret_page import page
 from bench.regret_rows import (
     BARS,
@@ -55,12 +57,11 @@ from bench.regret_rows import (
 )
 from bench.rows import Row
 from bench.run import DRY_RUN_POLICY
-from bench.timing import TimingPolicy
+from bench.timing import TimingPolicy, first_pass
+from bench.tune_problems import regret_of
 
 SAMPLES = 7
-CHUNK = 24  # cases whose routings are drawn together, before they are timed
 ATTEMPTS = 2
-DRY_RUN_TOKENS = 4
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -76,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--commit", default=None, help="revision for the rows; read from git by default")
     add("--dry-run", action="store_true", help="miniatures on the CPU, wall-clock times")
     add("--read", type=Path, help="rows to report on, in place of measuring")
+    add("--now", action="store_true", help="with --read: what is chosen now, by the rows' times")
     add("--markdown", type=Path, help="write tables here")
     add("--check", action="store_true", help="fail where a bar is missed")
     return parser
@@ -89,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.read is None:
             _measure_into(args)
         rows = load_regret_rows(args.read or args.out)
+    if args.now:
+        rows = [rechosen(row) for row in latest_cases(rows)]
     cases = latest_cases(rows)
     if args.markdown is not None:
         args.markdown.write_text(page(rows))
@@ -163,59 +167,11 @@ def measure_cases(
 ) -> Iterator[RegretCaseRow]:
     """Yield a row for each case."""
     if args.dry_run:
-        cases = [_shrunk(case) for case in cases]
-    pools = Pools(cases, policy, environment.device)
-    for begin in range(0, len(cases), CHUNK):
-        chunk = cases[begin : begin + CHUNK]
-        keys = [draw_key(c.cell.case, c.cell.num_tokens, c.cell.routing) for c in chunk]
-        draws = draw_all(keys)
-        for case, key in zip(chunk, keys, strict=True):
-            yield measure_case(
-                case,
-                make_plan(case.cell, draws[key], policy),
-                pools,
-                args.seed,
-                policy,
-                environment,
-            )
-        draw.cache_clear()
-
-
-def _shrunk(case: HeldOut) -> HeldOut:
-    """Return a miniature that a CPU runs, with blocks of scales on or off the grid as before."""
-    small = replace(
-        case.cell.case.shrunk(),
-        name=case.cell.case.name,
-        hidden_size=256,
-        intermediate_size=256 if case.cell.case.intermediate_size % 128 == 0 else 176,
-    )
-    tokens = min(case.cell.num_tokens, DRY_RUN_TOKENS)
-    return replace(case, cell=replace(case.cell, case=small, num_tokens=tokens))
-
-
-class Pools:
-    """One pool of weights for each dtype, made when it is first asked for."""
-
-    def __init__(
-        self, cases: Iterable[HeldOut], policy: TimingPolicy, device: torch.device
-    ) -> None:
-        """Look how large they have to be."""
-        self._device = device
-        self._bytes: dict[str, int] = {}
-        self._pools: dict[str, MemoryPool] = {}
-        for case in cases:
-            size = pool_bound(case.cell, policy)
-            dtype = case.cell.dtype
-            self._bytes[dtype] = max(size, self._bytes.get(dtype, 0))
-
-    def of(self, plan: Plan) -> MemoryPool:
-        """Return the pool of a plan."""
-        dtype = plan.cell.dtype
-        if dtype not in self._pools or plan.pool_bytes > self._bytes[dtype]:
-            self._pools.pop(dtype, None)  # frees the old one first
-            self._bytes[dtype] = max(plan.pool_bytes, self._bytes[dtype])
-            self._pools[dtype] = MemoryPool(self._bytes[dtype], dtype, self._device)
-        return self._pools[dtype]
+        cases = [replace(case, cell=shrunk(case.cell)) for case in cases]
+    cells = [case.cell for case in cases]
+    pools = Pools(cells, policy, environment.device)
+    for case, plan in zip(cases, planned(cells, policy), strict=True):
+        yield measure_case(case, plan, pools, args.seed, policy, environment)
 
 
 def measure_case(
@@ -239,7 +195,9 @@ def measure_case(
     rows: list[Row] = []
     why = ""
     for _ in range(ATTEMPTS):
-        rows = hold_contest(provider, variants, problem, policy, environment)
+        rows = hold_contest(
+            provider, variants, problem, policy, environment, first_pass=first_pass(policy)
+        )
         why = disagreement(rows)
         if not why or rows[0].median_us is None:
             break
@@ -258,6 +216,28 @@ def source_of(cell: Cell, variant: Variant, sm_count: int = H200_SMS) -> str:
         for stage, sums in zip(cell.stages, stage_sums(cell, variant), strict=True)
     ]
     return " and ".join(sorted(set(sources)))
+
+
+def rechosen(row: RegretCaseRow) -> RegretCaseRow:
+    """Return a row with the dispatcher's choice of now, by the times of its kernels.
+
+    Of two kernels that were not timed together it is what the worse of both costs.
+    """
+    case = held_out(row.number, row.seed)
+    sm_count = row.sm_count or H200_SMS
+    config = choice(case.cell, case.variant, sm_count)
+    times = {name: us for name, us in row.times.items() if us is not None}
+    regret = regret_of(config, times) if times else None
+    return replace(
+        row,
+        chosen=config,
+        source=source_of(case.cell, case.variant, sm_count),
+        chosen_us=None if regret is None else round((1 + regret) * min(times.values()), 3),
+        best=min(times, key=lambda name: times[name], default=""),
+        best_us=min(times.values(), default=None),
+        regret=None if regret is None else round(regret, 5),
+        skipped_reason="" if regret is not None else f"{config} was not timed",
+    )
 
 
 def row_of(

@@ -14,7 +14,16 @@ from functools import cache
 
 import numpy as np
 
-from bench.cases import MODEL_SHAPES, ROUTINGS, STAGES, TOKENS, Case, get_case, tuned_case_names
+from bench.cases import (
+    MODEL_SHAPES,
+    ROUTINGS,
+    STAGES,
+    TOKENS,
+    Case,
+    get_case,
+    name_of_sizes,
+    tuned_case_names,
+)
 from bench.floors import ELEMENT_BYTES, OUT_BYTES, floor_us
 from bench.layer import LAYER_SCALES
 from bench.ops import LAYER, PAIR
@@ -58,11 +67,11 @@ def held_out(number: int, seed: int = SEED) -> HeldOut:
     routing = ROUTINGS[number // len(KINDS) % len(ROUTINGS)]
     generator = np.random.Generator(np.random.PCG64([seed, number]))
     while True:
-        case = _draw_case(generator)
+        case = draw_case(generator)
         tokens = int(2 ** generator.uniform(0, math.log2(MOST_TOKENS)))
         cell = Cell(case, STAGES, tokens, variant.dtype, routing, op=op)
         new = sizes_of(case) not in tuned_sizes() and tokens not in TOKENS
-        if new and _fits(cell) and _has_blocks(cell, variant):
+        if new and fits(cell, variant):
             return HeldOut(number, cell, variant)
 
 
@@ -87,7 +96,7 @@ def _models() -> list[Case]:
         ]
 
 
-def _draw_case(generator: np.random.Generator) -> Case:
+def draw_case(generator: np.random.Generator) -> Case:
     """Draw a rank of a model, or sizes out of the blue."""
 
     def between(least: int, most: int) -> int:
@@ -104,7 +113,7 @@ def _draw_case(generator: np.random.Generator) -> Case:
         experts = max(1, whole.num_experts // expert)
         intermediate = whole.intermediate_size // tensor
     top_k = min(top_k, experts)
-    name = f"{experts}x{hidden}x{intermediate}-top{top_k}"
+    name = name_of_sizes(experts, hidden, intermediate, top_k)
     return Case(name, model, experts, top_k, hidden, intermediate)
 
 
@@ -114,8 +123,10 @@ def _has_blocks(cell: Cell, variant: Variant) -> bool:
     return variant.scale != "block128_x_tensor" or min(k for _, k in shapes) > BLOCK
 
 
-def _fits(cell: Cell) -> bool:
+def fits(cell: Cell, variant: Variant) -> bool:
     """Whether a cell is within the limits of operands, memory and time."""
+    if not _has_blocks(cell, variant):
+        return False
     case, element = cell.case, ELEMENT_BYTES[cell.dtype]
     if any(size * element % ROW_BYTES for size in (case.hidden_size, case.intermediate_size)):
         return False

@@ -52,6 +52,21 @@ class TimingPolicy:
         )
 
 
+# Enough of each kernel to tell which ones deserve more. So few replays heat the card less than the
+# pause of a whole burst is made for.
+FIRST_SAMPLES, FIRST_WARMUP, FIRST_PAUSE_S = 3, 2, 0.05
+
+
+def first_pass(policy: TimingPolicy) -> TimingPolicy:
+    """Return the policy of a first look at many kernels."""
+    return replace(
+        policy,
+        samples=min(FIRST_SAMPLES, policy.samples),
+        warmup=min(FIRST_WARMUP, policy.warmup),
+        power=replace(policy.power, pause_s=min(FIRST_PAUSE_S, policy.power.pause_s)),
+    )
+
+
 @dataclass(frozen=True)
 class Timing:
     """Microseconds per call over the samples, and the lowest SM clock behind a burst of them."""

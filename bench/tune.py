@@ -1,5 +1,7 @@
 """Time every fitting kernel on every cell of a grid: `python -m bench.tune --out tune.jsonl`.
 
+With --draw N the cells are the first N problems of `bench.tune_draw` in place of a grid, each timed
+in two passes: all kernels by few samples, then those near the best.
 A later run with the same file goes on where the one before ended, and again over cells whose two
 timings or clocks disagreed. `--read tune.jsonl` prints the summary of a file again, with the regret
 of the dispatcher as it is now: no GPU needed. `bench.tune_tables` makes the dispatcher's tables of
@@ -10,21 +12,23 @@ such files.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench.appending import check_appendable, open_to_append
-from bench.arguments import kernels
+from bench.arguments import kernels, whole
 from bench.candidates import H200_SMS, candidates
 from bench.cases import tuned_case_names
 from bench.contest import disagreement, hold_contest, time_of
 from bench.files import refused_in_a_line
 from bench.layer import LAYER_SCALES, make_layer
-from bench.measure import Environment, make_out_buffers, make_pool
+from bench.measure import Environment, make_out_buffers
 from bench.ops import GEMM, LAYER, OPS, PAIR
-from bench.problem import MemoryPool, Plan, make_problem
+from bench.pools import Pools, planned, shrunk
+from bench.problem import Cell, Plan, make_problem
 from bench.progress import Progress
 from bench.providers.base import Provider, Variant, accumulations, kernels_of
 from bench.providers.moe_ext import MoeExt
@@ -32,10 +36,12 @@ from bench.providers.moe_ext_layer import MoeExtLayer
 from bench.rows import Row, load_rows
 from bench.run import add_grid_arguments, set_up
 from bench.scales import SCALES
+from bench.timing import TimingPolicy, first_pass
 from bench.tune_cells import CellKey, latest_visits, results_by_cell, summary
+from bench.tune_draw import SEED, drawn
 
 TUNE_SAMPLES = 7
-Job = tuple[Plan, Variant, list[str]]
+Job = tuple[Cell, Variant, list[str]]
 """A cell, how its operands are scaled and summed, and the kernels to time."""
 
 
@@ -48,6 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--configs", type=kernels, default=["all"])
     add("--read", type=Path, help="print the summary of this file and measure nothing")
     add("--each", action="store_true", help="print one line per cell")
+    add("--draw", type=whole(1), help="this many drawn problems in place of a grid")
+    add("--seed", type=int, default=SEED, help="of --draw")
     add_grid_arguments(parser)
     parser.set_defaults(
         samples=TUNE_SAMPLES,
@@ -94,15 +102,14 @@ def variants_of(op: str, dtype: str, args: argparse.Namespace) -> list[Variant]:
 
 
 def make_jobs(
-    args: argparse.Namespace, plans: Sequence[Plan], environment: Environment
+    cells: Iterable[tuple[Cell, Variant]], configs: Sequence[str], environment: Environment
 ) -> list[Job]:
     """List the cells with the kernels to time on each, the dispatcher's choice first."""
     jobs = []
-    for plan in plans:
-        for variant in variants_of(plan.cell.op, plan.cell.dtype, args):
-            first, *others = candidates(plan.cell, variant, environment.sm_count or H200_SMS)
-            kept = [name for name in others if _wanted(name, plan.cell.op, args.configs)]
-            jobs.append((plan, variant, [first, *kept]))
+    for cell, variant in cells:
+        first, *others = candidates(cell, variant, environment.sm_count or H200_SMS)
+        kept = [name for name in others if _wanted(name, cell.op, configs)]
+        jobs.append((cell, variant, [first, *kept]))
     return jobs
 
 
@@ -111,9 +118,8 @@ def _wanted(name: str, op: str, configs: Sequence[str]) -> bool:
     return "all" in configs or any(kernel in configs for kernel in kernels)
 
 
-def job_key(plan: Plan, variant: Variant, power: str) -> CellKey:
+def job_key(cell: Cell, variant: Variant, power: str) -> CellKey:
     """Return the key of a job's rows, `bench.tune_cells.cell_key`."""
-    cell = plan.cell
     return (
         cell.op,
         cell.stages[0] if cell.op == GEMM else "",
@@ -135,40 +141,30 @@ def is_done(job: Job, rows: Sequence[Row]) -> bool:
 def time_kernels(args: argparse.Namespace) -> None:
     """Time the kernels of every cell that the output file does not have yet."""
     check_appendable(args.out)
-    environment, policy, plans = set_up(args, *args.op)
+    environment, policy, plans = set_up(args, *([] if args.draw else args.op))
     policy = replace(policy, clock=environment.device.type == "cuda")
+    if args.draw:
+        cells = problems(args)
+    else:
+        cells = [
+            (plan.cell, variant)
+            for plan in plans
+            for variant in variants_of(plan.cell.op, plan.cell.dtype, args)
+        ]
     with open_to_append(args.out) as file:
         # A new file is empty, which is no file of rows to read.
         before = latest_visits(load_rows(args.out) if args.out.stat().st_size else [])
-        jobs = make_jobs(args, plans, environment)
+        jobs = make_jobs(cells, args.configs, environment)
         power = policy.power.regime
         left = [job for job in jobs if not is_done(job, before.get(job_key(*job[:2], power), []))]
         print(f"{len(jobs)} cells, {len(jobs) - len(left)} of them done in {args.out}")
-        gemms = [plan for plan in plans if plan.cell.op != LAYER]
-        out_buffers = make_out_buffers(gemms, environment.device)
-        providers: dict[bool, Provider[Any]] = {False: MoeExt(), True: MoeExtLayer()}
-        pool: MemoryPool | None = None
-        made: tuple[Plan, Any] | None = None
         unsteady = []
         with Progress(len(left)) as progress:
-            for plan, variant, names in left:
+            visits = contests(left, plans, policy, environment, quick_first=bool(args.draw))
+            while progress.done < len(left):
                 if args.budget is not None and progress.seconds > args.budget:
                     break
-                if pool is None or pool.dtype != plan.cell.dtype:
-                    made = pool = None  # frees the old one first
-                    pool = make_pool(plans, plan.cell.dtype, environment.device)
-                is_layer = plan.cell.op == LAYER
-                if made is None or made[0] is not plan:
-                    made = None
-                    problem = make_layer(plan, pool) if is_layer else None
-                    made = (plan, problem or make_problem(plan, pool, out_buffers))
-                rows = hold_contest(
-                    providers[is_layer],
-                    [replace(variant, config=name) for name in names],
-                    made[1],
-                    policy,
-                    environment,
-                )
+                rows = next(visits)
                 file.write("".join(row.to_json() + "\n" for row in rows))
                 file.flush()
                 best = min(rows, key=time_of)
@@ -185,6 +181,51 @@ def time_kernels(args: argparse.Namespace) -> None:
         if unsteady:
             print(f"{len(unsteady)} cells that disagree with themselves; the same command goes")
             print("over them again:", *unsteady, sep="\n  ")
+
+
+def problems(args: argparse.Namespace) -> list[tuple[Cell, Variant]]:
+    """Return the problems to draw, each once, of the ops and dtypes that are asked for."""
+    every = (drawn(number, args.seed) for number in range(args.draw))
+    return [
+        (shrunk(cell) if args.dry_run else cell, variant)
+        for cell, variant in dict.fromkeys(every)
+        if cell.op in args.op and cell.dtype in args.dtypes
+    ]
+
+
+def contests(
+    jobs: Sequence[Job],
+    plans: Iterable[Plan],
+    policy: TimingPolicy,
+    environment: Environment,
+    *,
+    quick_first: bool,
+) -> Iterator[list[Row]]:
+    """Yield the rows of each job's contest; cells without a plan are planned as their turn comes.
+
+    Jobs of one cell follow one another and share its tensors.
+    """
+    known = {plan.cell: plan for plan in plans}
+    cells = list(dict.fromkeys(job[0] for job in jobs))
+    pools = Pools(cells, policy, environment.device)
+    rest = planned([cell for cell in cells if cell not in known], policy)
+    providers: dict[bool, Provider[Any]] = {False: MoeExt(), True: MoeExtLayer()}
+    for cell, same in itertools.groupby(jobs, key=lambda job: job[0]):
+        plan = known.get(cell) or next(rest)
+        pool = pools.of(plan)
+        if cell.op == LAYER:
+            problem: Any = make_layer(plan, pool)
+        else:
+            problem = make_problem(plan, pool, make_out_buffers([plan], environment.device))
+        for _, variant, names in same:
+            yield hold_contest(
+                providers[cell.op == LAYER],
+                [replace(variant, config=name) for name in names],
+                problem,
+                policy,
+                environment,
+                first_pass=first_pass(policy) if quick_first else None,
+            )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 `_dispatch_table_*.py` that the rows say something about. It refuses where a kernel was wrong, a
 kernel's two timings or the SM clocks of the best ones differ by more than 3 %, or rows come from
 GPUs with different numbers of SMs. Without --write it says what it would write;
-`--leave-one-out` also what the tables would cost on each layer that they were not made from.
+`--leave-one-out` also what tables cost on layers that they were not made from, a tenth at a time.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.cases import STAGES, case_names, extra_case_names
 from bench.contest import disagreement
 from bench.files import refused_in_a_line
 from bench.measure import REPOSITORY
 from bench.ops import LAYER
-from bench.providers.base import joined
 from bench.rows import Row, load_rows
 from bench.tune_cells import cell_key, latest_visits
-from bench.tune_points import (
-    TOLERANCE,
-    Point,
+from bench.tune_problems import (
     Problem,
-    Shape,
     TableKey,
     Visit,
-    points_of,
+    chosen_by,
+    make_table,
     problems_of,
+    regret_of,
 )
-from bench.tune_source import file_name, source_of
+from bench.tune_source import file_name, sources_of
+
+if TYPE_CHECKING:
+    from moe_ext._dispatch_measured import Measured
 
 PACKAGE = REPOSITORY / "python" / "moe_ext"
+PARTS = 10  # of the layers, one of which is left out at a time
 
 
 class Refusal(Exception):
@@ -51,12 +52,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("files", type=Path, nargs="+", help="of bench.tune; of a cell the last visit counts")
     add("--write", action="store_true")
     add("--into", type=Path, default=PACKAGE, help="the folder of the modules: the package's")
-    add(
-        "--tolerance",
-        type=float,
-        default=TOLERANCE,
-        help="share of time by which a kernel is as good as the best",
-    )
     add("--unchecked", action="store_true", help="take cells without clocks and second timings too")
     add("--without-unsteady", action="store_true", help="leave cells that disagree out, not refuse")
     add("--leave-one-out", action="store_true")
@@ -78,20 +73,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if gone:
         print(f"kernels that are not compiled are skipped: {', '.join(gone)}")
-    problems = problems_of(visits)
-    points = points_of(problems, args.tolerance)
-    for table in _tables(points):
-        print(_said_of(table, [point for point in points if point.table == table]))
+    try:
+        by_table = tables_of(problems_of(visits))
+    except Refusal as refusal:
+        print(refusal)
+        return 1
+    made = {key: make_table(problems) for key, problems in by_table.items()}
+    for key, problems in by_table.items():
+        print(said_of(key, made[key], problems))
     if args.leave_one_out:
-        print(leave_one_out(problems, args.tolerance))
+        print(leave_one_out(by_table))
     if args.write:
-        for table in _tables(points):
-            path = args.into / file_name(table)
-            path.write_text(source_of(table, [p for p in points if p.table == table]))
-            _check_written(path, [p for p in points if p.table == table])
-            print(f"wrote {path}")
-        print(_unused(args.into))
+        for key, problems in by_table.items():
+            for name, source in sources_of(key, made[key], problems):
+                path = args.into / name
+                path.write_text(source)
+                print(f"wrote {path}")
+            check_written(args.into / file_name(key), made[key])
+        print(unused(made, by_table))
     return 0
+
+
+def tables_of(problems: Sequence[Problem]) -> dict[TableKey, list[Problem]]:
+    """Return problems by the table they belong to; raise a Refusal where there are none."""
+    tables: dict[TableKey, list[Problem]] = {}
+    for problem in problems:
+        tables.setdefault(problem.table, []).append(problem)
+    if not tables:
+        raise Refusal("no tables: rows must be of pairs or layers, with two kernels timed at least")
+    return dict(sorted(tables.items()))
 
 
 def load_visits(
@@ -160,17 +170,14 @@ def _relative(path: Path) -> str:
     return str(full.relative_to(REPOSITORY)) if full.is_relative_to(REPOSITORY) else path.name
 
 
-def _tables(points: Iterable[Point]) -> list[TableKey]:
-    return sorted({point.table for point in points})
-
-
-def _check_written(path: Path, points: Sequence[Point]) -> None:
-    """Import what was written and ask it for every point."""
-    table = import_table(path)
-    for point in points:
-        nearest = table.nearest(point.num_rows, *point.shape, table.sm_count)
-        if nearest is None or nearest.kernel != point.kernel:
-            raise AssertionError(f"{path}: {point.name}, {point.num_rows} rows: got {nearest}")
+def check_written(path: Path, table: Measured) -> None:
+    """Import what was written and compare."""
+    written = import_table(path)
+    for name in ("dtype", "accumulate", "choices", "costs", "common"):
+        if getattr(written, name) != getattr(table, name):
+            raise AssertionError(f"{path}: {name} must be {getattr(table, name)}")
+    if repr(written.problems) != repr(table.problems):  # as NaN is not itself
+        raise AssertionError(f"{path}: problems must be {table.problems}")
 
 
 def import_table(path: Path) -> Any:
@@ -183,91 +190,68 @@ def import_table(path: Path) -> Any:
     return module.CHOICES
 
 
-def _said_of(table: TableKey, points: Sequence[Point]) -> str:
-    kernels = {name for point in points for name in point.kernel.split("+")}
+def said_of(key: TableKey, table: Measured, problems: Sequence[Problem]) -> str:
+    """Say what a table holds and what it costs on the problems it was made from."""
+    layers = len({problem.cell.case.name for problem in problems})
     return (
-        f"{file_name(table)}: {len(points)} points of {len({p.shape for p in points})} shapes, "
-        f"{len(kernels)} kernels, {_percents([point.ratio - 1 for point in points])}"
+        f"{file_name(key)}: {len(problems)} problems of {layers} layers, {len(table.choices)} "
+        f"choices; {costs_of([(table, problem) for problem in problems])}"
+    )
+
+
+def costs_of(asked: Sequence[tuple[Measured, Problem]]) -> str:
+    """Say what tables cost on problems, and how often both GEMMs of a pair differ."""
+    chosen = [(chosen_by(table, problem), problem) for table, problem in asked]
+    every = [regret_of(config, problem.times) for config, problem in chosen]
+    regrets = [regret for regret in every if regret is not None]
+    differ = sum("+" in config for config, problem in chosen if problem.cell.op != LAYER)
+    return (
+        f"{_percents(regrets)} ({differ} pairs of two kernels, {len(every) - len(regrets)} choices "
+        "without a time)"
     )
 
 
 def _percents(regrets: Sequence[float]) -> str:
+    if not regrets:
+        return "nothing known"
     ordered = sorted(regrets)
     p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
     mean = sum(ordered) / len(ordered)
     return f"mean {100 * mean:.2f} %, p95 {100 * p95:.1f} %, worst {100 * ordered[-1]:.1f} %"
 
 
-def leave_one_out(problems: Sequence[Problem], tolerance: float) -> str:
-    """Say what each layer would cost with tables made of the others: a look at shapes that nobody
-    tuned for, where the time of what they choose is known."""
-    regrets: dict[str, list[float]] = {}
-    unknown = 0
-    for left_out in dict.fromkeys(problem.case for problem in problems):
-        tables = make_tables(points_of([p for p in problems if p.case != left_out], tolerance))
-        for problem in problems:
-            if problem.case == left_out:
-                config = _asked(tables, problem)
-                ratio = problem.ratios.get(config or "")
-                if ratio is None:
-                    unknown += 1
-                else:
-                    best = min(problem.ratios.values())
-                    regrets.setdefault(problem.op, []).append(ratio / best - 1)
-    lines = [f"  {op}: {len(own)} problems, {_percents(own)}" for op, own in regrets.items()]
-    return "\n".join(
-        [f"each layer by tables of the others ({unknown} choices without a time):", *lines]
-    )
+def leave_one_out(by_table: Mapping[TableKey, Sequence[Problem]]) -> str:
+    """Say what each tenth of the layers would cost with tables made of the others: a look at shapes
+    that nobody tuned for, where the time of what they choose is known."""
+    lines, every = [], []
+    for key, problems in by_table.items():
+        names = list(dict.fromkeys(problem.cell.case.name for problem in problems))
+        own = []
+        for part in range(min(PARTS, len(names))):
+            left_out = set(names[part::PARTS])
+            rest = [one for one in problems if one.cell.case.name not in left_out]
+            if rest:
+                table = make_table(rest)
+                own += [(table, one) for one in problems if one.cell.case.name in left_out]
+        every += own
+        lines.append(f"  {file_name(key)}: {len(own)} problems, {costs_of(own)}")
+    lines.append(f"  all: {len(every)} problems, {costs_of(every)}")
+    return "\n".join(["layers by tables of the others:", *lines])
 
 
-def make_tables(points: Sequence[Point]) -> dict[TableKey, Any]:
-    """Return the tables as the dispatcher would have them."""
-    from moe_ext._dispatch_points import Points, tuned
-
-    tables = {}
-    for table in _tables(points):
-        shapes: dict[Shape, list[Point]] = {}
-        for point in points:
-            if point.table == table:
-                shapes.setdefault(point.shape, []).append(point)
-        tables[table] = Points(
-            *table[1:],
-            *(
-                tuned((own[0].name, *shape), *((p.num_rows, p.kernel, p.measurement) for p in own))
-                for shape, own in shapes.items()
-            ),
-            where="",
-            min_weight_tiles=0,
-        )
-    return tables
-
-
-def _asked(tables: dict[TableKey, Any], problem: Problem) -> str | None:
-    """Return the configuration that tables choose for a problem."""
-    kernels = []
-    for shape, sums in zip(problem.shapes, problem.sums, strict=True):
-        table = tables.get(("layer" if problem.op == LAYER else "gemm", problem.dtype, sums))
-        nearest = table and table.nearest(problem.num_rows, *shape, table.sm_count)
-        if not nearest:
-            return None
-        kernels.append(nearest.kernel)
-    return joined(kernels)
-
-
-def _unused(folder: Path) -> str:
-    """Say which kernels no table names, those in `folder` in place of the package's."""
-    from moe_ext._configs import all_configs
-
-    paths = {
-        path.name: path
-        for where in (PACKAGE, folder)
-        for path in where.glob("_dispatch_table_*.py")
-    }
-    named = {word for path in paths.values() for word in re.findall(r"\w+", path.read_text())}
-    unused = [config.id for config in all_configs() if config.id not in named]
+def unused(
+    made: Mapping[TableKey, Measured], by_table: Mapping[TableKey, Sequence[Problem]]
+) -> str:
+    """Say which kernels of GEMMs are chosen for none of the problems."""
+    named, chosen = set[str](), set[str]()
+    for key, problems in by_table.items():
+        if key[0] == "gemm":
+            named |= set(made[key].kernels())
+            for problem in problems:
+                chosen |= set(chosen_by(made[key], problem).split("+"))
     return (
-        "kernels that no table names (KEPT_FOR_TUNING in _dispatch_table.py, or not worth "
-        f"compiling): {', '.join(unused) or 'none'}"
+        "kernels that no pair is given (KEPT_FOR_TUNING in _dispatch_table.py, or not worth "
+        f"compiling): {', '.join(sorted(named - chosen)) or 'none'}"
     )
 
 

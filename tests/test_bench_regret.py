@@ -267,6 +267,27 @@ def test_cases_that_disagree_are_timed_again(
     assert len([row for row in load_regret_rows(out) if isinstance(row, RegretCaseRow)]) == 4
 
 
+def test_a_file_is_read_with_the_choices_of_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell, variant = EVERY[0].cell, EVERY[0].variant
+    now = choice(cell, variant)
+    row = case_row([("gone", 100.0, 100.0), ("other", 120.0, 120.0)])
+    for times, regret_now in (
+        ({"gone": 100.0, now: 110.0}, 0.1),
+        ({"gone": 100.0}, None),
+        ({"gone": 100.0, now: None}, None),
+    ):
+        newer = regret.rechosen(replace(row, times=times))
+        assert (newer.chosen, newer.best, newer.best_us) == (now, "gone", 100.0)
+        assert newer.regret == (None if regret_now is None else pytest.approx(regret_now))
+        assert bool(newer.skipped_reason) == (regret_now is None)
+    path = tmp_path / "rows.jsonl"
+    path.write_text(to_json(replace(row, times={"gone": 100.0, now: 110.0})) + "\n")
+    assert regret.main(["--read", str(path), "--now"]) == 0
+    assert "mean 10.00 %" in capsys.readouterr().out
+
+
 def test_the_bars_can_fail_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.jsonl"
     for value, code in ((0.01, 0), (0.2, 1)):

@@ -26,6 +26,7 @@ from bench.providers.base import Variant, joined, kernels_of
 from bench.providers.moe_ext import MoeExt
 from bench.providers.moe_ext_layer import MoeExtLayer, chosen
 from bench.rows import Row, load_rows
+from bench.timing import TimingPolicy, first_pass
 from bench.tune_cells import latest_visits, results_by_cell
 
 CPU = Environment(torch.device("cpu"), "cpu", "abc123")
@@ -130,13 +131,13 @@ def fake_measure(
 
 
 def contest_of(
-    times: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch
+    times: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch, **options
 ) -> tuple[list[Row], list[tuple[str, float]]]:
     seen: list[tuple[str, float]] = []
     monkeypatch.setattr(contest, "measure", fake_measure(times, seen))
     variants = [replace(BF16, config=name) for name in times]
     policy = run.DRY_RUN_POLICY
-    return hold_contest(MoeExt(), variants, None, policy, CPU, now=lambda: 0.0), seen
+    return hold_contest(MoeExt(), variants, None, policy, CPU, now=lambda: 0.0, **options), seen
 
 
 def test_the_first_and_the_fastest_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +150,16 @@ def test_the_first_and_the_fastest_are_timed_again(monkeypatch: pytest.MonkeyPat
     assert both_us(rows[0]) == 101.0
 
 
+def test_a_first_pass_is_followed_by_one_of_those_near_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = {"a": [100.0, 102.0], "b": [80.0, 82.0], "c": [83.0, 81.0], "d": [85.0]}
+    rows, _ = contest_of(times, monkeypatch, first_pass=first_pass(run.DRY_RUN_POLICY))
+    assert [row.again_us for row in rows] == [102.0, 82.0, 81.0, None]
+    short = first_pass(TimingPolicy())
+    assert (short.samples, short.warmup, short.power.pause_s) == (3, 2, 0.05)
+
+
 def test_a_wrong_kernel_is_neither_best_nor_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _ = contest_of({"a": [math.nan], "b": [80.0, 80.0], "c": [90.0]}, monkeypatch)
     assert [row.again_us for row in rows] == [None, 80.0, None]
@@ -158,7 +169,7 @@ def test_a_wrong_kernel_is_neither_best_nor_timed_again(monkeypatch: pytest.Monk
 
 def test_timings_and_clocks_that_disagree_are_named() -> None:
     best = make_row(config="a", median_us=100.0, again_us=102.0, sm_mhz=1980.0)
-    near = make_row(config="b", median_us=105.0, sm_mhz=1950.0)
+    near = make_row(config="b", median_us=103.0, sm_mhz=1950.0)
     far = make_row(config="c", median_us=130.0, sm_mhz=1200.0)
     assert disagreement([best, near, far]) == ""
     assert disagreement([near, far]) == "no kernel was timed twice"
@@ -166,6 +177,8 @@ def test_timings_and_clocks_that_disagree_are_named() -> None:
     assert disagreement([again, near]) == "a took 100.0 us, then 104.0"
     slow = replace(near, sm_mhz=1900.0)
     assert disagreement([best, slow, far]) == "b ran at 1900 MHz, a at 1980"
+    # Slower than the best at any clock: nothing would change.
+    assert disagreement([best, replace(slow, median_us=106.0), far]) == ""
 
 
 def test_outputs_are_held_to_the_first_that_was_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,6 +299,23 @@ def test_a_spent_budget_leaves_cells(tmp_path: Path, capsys: pytest.CaptureFixtu
     tune_dry(out, "--budget", "-1")
     assert out.read_text() == ""
     assert "0 cells in 0 s, 4 left" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:moe_ext. no CUDA device")
+def test_drawn_problems_are_read_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(contest, "STEADY", math.inf)  # times of a CPU are no times
+    out = tmp_path / "rows.jsonl"
+    tune_dry(out, "--draw", "4", "--dtypes", "bf16,fp8")
+    assert "4 cells, 0 of them done" in capsys.readouterr().out
+    rows = load_rows(out)
+    assert len({row.case for row in rows if row.median_us is not None}) == 4
+    assert len(results_by_cell(rows)) == 4
+    tune_dry(out, "--draw", "5", "--dtypes", "bf16,fp8")
+    assert "5 cells, 4 of them done" in capsys.readouterr().out
+    tune_dry(tmp_path / "bf16.jsonl", "--draw", "4")
+    assert "1 cells, 0 of them done" in capsys.readouterr().out
 
 
 def test_defaults_are_what_tables_are_made_of() -> None:

@@ -8,7 +8,7 @@ import moe_ext
 import pytest
 from moe_ext import _dispatch
 from moe_ext._configs import matching_configs
-from moe_ext._dispatch_points import Points
+from moe_ext._dispatch_measured import Measured
 from moe_ext._dispatch_rows import Row
 from moe_ext._dispatch_table import KEPT_FOR_TUNING, TABLES
 
@@ -91,23 +91,28 @@ def test_bf16_ignores_accumulate():
 @pytest.mark.parametrize("kind", TABLES, ids="-".join)
 def test_tables_name_compiled_kernels_and_their_measurement(kind):
     table = TABLES[kind]
-    if isinstance(table, Points):
-        named = [choice[1:] for shape in table.tuned for choice in shape.choices]
-        fitting = {config.id for config in matching_configs(*kind)}
-        assert (table.dtype, table.accumulate) == kind
+    if isinstance(table, Measured):
+        assert (table.dtype, table.accumulate) == (kind[0], kind[1].removesuffix("_swapped"))
+        assert set(table.kernels()) <= {c.id for c in matching_configs(kind[0], table.accumulate)}
+        assert set(table.costs) == set(table.kernels())
         assert "jsonl" in table.where
-    else:
-        named = [(row.config, row.measurement) for row in table]
-        fitting = {config.id for row in table for config in matching_configs(*row[:2])}
-        assert {row[:2] for row in table} == {(kind[0], kind[1].removesuffix("_swapped"))}
-    for config, measurement in named:
-        assert config in fitting
-        assert len(measurement) > 10
+        assert all(len(problem.times_us) == len(table.choices) for problem in table.problems)
+        return
+    fitting = {config.id for row in table for config in matching_configs(*row[:2])}
+    assert {row[:2] for row in table} == {(kind[0], kind[1].removesuffix("_swapped"))}
+    for row in table:
+        assert row.config in fitting
+        assert len(row.measurement) > 10
 
 
 def test_every_kernel_is_chosen_somewhere_or_kept_on_purpose():
     kinds_rows_shapes = itertools.product(KINDS, ROWS, SHAPES)
     chosen = {choose(*problem).config.id for problem in kinds_rows_shapes}
+    for kind, table in TABLES.items():
+        for problem in table.problems if isinstance(table, Measured) else ():
+            n, k = 2 * problem.intermediate_size, problem.hidden_size
+            shape = (problem.num_groups, n, k)
+            chosen.add(choose(kind, problem.num_rows, shape).config.id)
     ids = {config.id for config in moe_ext.kernels() if config.output == "rows"}
     assert ids - chosen - KEPT_FOR_TUNING == set()
     assert ids >= KEPT_FOR_TUNING
@@ -151,7 +156,6 @@ def test_first_matching_row_wins_and_other_problems_go_to_the_cost_model():
 def test_few_weights_are_not_given_to_a_few_wide_tiles(kind):
     """One expert of DeepSeek-V3 a GPU: 4096 rows of weights are 16 tiles of 256, 64 of 64."""
     decision = choose(kind, 64, (1, 4096, 7168))
-    assert decision.source == "cost model"
     assert 4096 // decision.config.tile_weights * decision.config.split_k >= 32
 
 

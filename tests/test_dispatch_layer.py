@@ -10,7 +10,7 @@ import pytest
 from moe_ext import _fused_moe_kernels
 from moe_ext._activations import CONCATENATED
 from moe_ext._configs import all_configs
-from moe_ext._dispatch_points import Points, tuned
+from moe_ext._dispatch_measured import Measured
 from moe_ext._dispatch_table_layer import LAYER_TABLES
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_kernels import choose_kernels, decide_kernels
@@ -56,8 +56,8 @@ def chosen(layer, accumulate="promoted", bias=False, batch_invariant=False):
 
 def pairs_of(table):
     """The kernels of both GEMMs that a table names."""
-    if isinstance(table, Points):
-        named = [kernels.split("+") for shape in table.tuned for _, kernels, _ in shape.choices]
+    if isinstance(table, Measured):
+        named = [choice.split("+") for choice in table.choices]
         return [(names[0], names[-1]) for names in named]
     return [(row.config, down) for row, down in table]
 
@@ -90,29 +90,44 @@ def test_a_decision_says_why(monkeypatch):
     assert decided(layer, 78).source == "cost model"
 
 
-def test_the_nearest_measured_layer_decides(monkeypatch):
-    shape = ("mixtral", 8, 28672, 4096)
+def test_what_was_measured_of_a_layer_decides(monkeypatch):
     choices = (
-        (32, "gated_fp8p_w128_t64+swap_fp8p_w64_t16", "few"),
-        (512, "layer_fp8p_w64_t32", "many"),
-        (8192, "layer_fp8p_w64_t16+swap_fp8p_w128_t128", "more"),
+        "gated_fp8p_w128_t64+swap_fp8p_w64_t16",
+        "layer_fp8p_w64_t32",
+        "layer_fp8p_w64_t16+swap_fp8p_w64_t16_split2",
     )
-    points = Points("fp8", "promoted", tuned(shape, *choices), where="rows.jsonl")
-    monkeypatch.setattr(_fused_moe_kernels, "LAYER_TABLES", {("fp8", "promoted"): points})
-    for tokens, names in (
-        (8, ("gated_fp8p_w128_t64", "swap_fp8p_w64_t16")),
-        (300, ("layer_fp8p_w64_t32", "layer_fp8p_w64_t32")),
-        (4096, ("layer_fp8p_w64_t16", "swap_fp8p_w128_t128")),
-    ):
+    names = {name for choice in choices for name in choice.split("+")}
+    table = Measured(
+        "fp8",
+        "promoted",
+        choices=choices,
+        costs=dict.fromkeys(names, (2.0, 1.0, 0.12, 1.1, 1.05, 0.6, 0.3)),
+        common=(4.0, 1.0),
+        problems="""
+            8 4096 14336 16 100.0 0 500 500
+            8 4096 14336 600 300.0 500 0 500
+            8 4096 14336 8192 900.0 500 400 0""",
+        where="rows.jsonl",
+    )
+    monkeypatch.setattr(_fused_moe_kernels, "LAYER_TABLES", {("fp8", "promoted"): table})
+    for tokens, expected in ((8, 0), (300, 1), (4096, 2)):
         decision = decided(layer_of("mixtral", tokens, "channel"))
-        assert tuple(all_configs()[index].id for index in decision.kernels) == names
+        ids = [all_configs()[index].id for index in decision.kernels]
+        assert ids in ([*choices[expected].split("+")], 2 * [choices[expected]])
+        assert decision.source == "table"
         assert decision.reason.endswith("rows.jsonl")
+    assert decided(layer_of("mixtral", 8, "channel"), 78).source == "cost model"
+    # Nothing that splits K where every row has to get the same sums; no table of bf16 at all.
+    invariant = layer_of("mixtral", 4096, "channel")
+    kernels = decide_kernels(invariant, "promoted", False, True, 132).kernels
+    assert all(all_configs()[index].split_k == 1 for index in kernels)
+    assert "most like" in decided(layer_of("mixtral", 8, "none")).reason
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_choices_are_near_the_best_that_was_measured(scale):
     kind = {"none": "fp32", "channel": "promoted", "block128": "block"}[scale]
-    if isinstance(LAYER_TABLES["bf16" if scale == "none" else "fp8", kind], Points):
+    if isinstance(LAYER_TABLES["bf16" if scale == "none" else "fp8", kind], Measured):
         pytest.skip("written tables are of rows of their own")
     times = {}
     for row in ROWS:

@@ -1,5 +1,6 @@
-// moe_ext._planner: the list of kernels, the host twin of the device tile scheduler, and what the library derives of a
-// layer's sizes, for machines without a GPU.
+// moe_ext._planner: the list of kernels, the host twin of the device tile scheduler, the choice among measured kernels,
+// and what the library derives of a layer's sizes, for machines without a GPU.
+#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -12,6 +13,8 @@
 #include "fused_moe/weight_scale.hpp"
 #include "fused_moe/workspace_layout.hpp"
 #include "grouped_gemm/config_list.hpp"
+#include "grouped_gemm/estimate.hpp"
+#include "grouped_gemm/measured_choices.hpp"
 #include "grouped_gemm/tiling.hpp"
 
 namespace py = pybind11;
@@ -95,6 +98,70 @@ std::vector<TileTuple> tiles(std::vector<int> const& offs, int num_rows, std::in
   return result;
 }
 
+/// What a kernel's time for a GEMM is made of, see `terms_of`.
+Terms gemm_terms(int config_index, double rows, double groups, double n, double k, int sm_count) {
+  Config const& config = config_at(config_index);
+  double const active = active_groups(rows, groups);
+  return terms_of(config, {rows, groups, n, k}, active, tile_tokens_of(config, rows, active), sm_count);
+}
+
+using ChosenTuple = std::tuple<int, double, int>;
+
+ChosenTuple tuple_of(Chosen const& chosen) {
+  return {chosen.choice, chosen.us, chosen.nearest};
+}
+
+void bind_choices(py::module_& m) {
+  using Sizes = std::array<double, 4>;
+  using Problem = std::pair<Sizes, std::vector<double>>;
+  auto const make = [](std::vector<std::pair<int, int>> const& choices,
+                       std::map<int, Costs> const& costs,
+                       std::array<double, 2> common,
+                       std::vector<Problem> const& problems,
+                       int sm_count,
+                       double radius,
+                       double shrink) {
+    std::vector<Kernels> kernels;
+    for (auto const& [first, second] : choices) {
+      kernels.push_back({first, second});
+    }
+    std::vector<MeasuredProblem> measured;
+    for (auto const& [sizes, times] : problems) {
+      measured.push_back({{sizes[0], sizes[1], sizes[2], sizes[3]}, times});
+    }
+    return MeasuredChoices(std::move(kernels), costs, common, measured, sm_count, radius, shrink);
+  };
+  auto const choose = [](MeasuredChoices const& self,
+                         double rows,
+                         double groups,
+                         double hidden,
+                         double intermediate,
+                         int sm_count,
+                         std::uint64_t allowed) {
+    return tuple_of(self.choose({rows, groups, hidden, intermediate}, sm_count, allowed));
+  };
+  auto const choose_gemm = [](MeasuredChoices const& self,
+                              double rows,
+                              double groups,
+                              double n,
+                              double k,
+                              int sm_count,
+                              std::uint64_t allowed) {
+    return tuple_of(self.choose_gemm({rows, groups, n, k}, sm_count, allowed));
+  };
+  py::class_<MeasuredChoices>(m, "MeasuredChoices")
+      .def(py::init(make),
+           py::arg("choices"),
+           py::arg("costs"),
+           py::arg("common"),
+           py::arg("problems"),
+           py::arg("sm_count"),
+           py::arg("radius"),
+           py::arg("shrink"))
+      .def("choose", choose)
+      .def("choose_gemm", choose_gemm);
+}
+
 }  // namespace
 }  // namespace moe_ext::grouped_gemm
 
@@ -155,6 +222,15 @@ PYBIND11_MODULE(_planner, m) {
         py::arg("config"),
         py::arg("sm_count"));
   m.def("tiles", &gg::tiles, py::arg("offs"), py::arg("num_rows"), py::arg("n"), py::arg("config"));
+  m.def("gemm_terms",
+        &gg::gemm_terms,
+        py::arg("config"),
+        py::arg("rows"),
+        py::arg("groups"),
+        py::arg("n"),
+        py::arg("k"),
+        py::arg("sm_count"));
+  gg::bind_choices(m);
   m.def("workspace_layout",
         &layer::layout_dict,
         py::arg("num_slots"),

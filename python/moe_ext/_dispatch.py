@@ -7,12 +7,13 @@ has none.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from moe_ext._configs import GroupedGemmConfig, all_configs, matching_configs
-from moe_ext._dispatch_points import Points
-from moe_ext._dispatch_table import TABLES, Table
+from moe_ext._configs import GroupedGemmConfig, all_configs, config_indices, matching_configs
+from moe_ext._dispatch_measured import Measured
+from moe_ext._dispatch_rows import Row
+from moe_ext._dispatch_table import TABLES, WHOLE_ROWS, Table
 from moe_ext._math import ceil_div
 
 ITEM_BYTES = {"bf16": 2, "fp8": 1}
@@ -109,15 +110,18 @@ def _measured(
 ) -> Decision | None:
     """Return what the table chooses; rows that name a kernel not in `by_id` are passed over."""
     sizes = problem[2:]
-    if isinstance(table, Points):
-        nearest = table.nearest(*sizes)
-        if nearest is None or nearest.kernel not in by_id:
-            return None
-        return Decision(by_id[nearest.kernel], "table", nearest.reason)
-    for row in table:
+    rows = WHOLE_ROWS.get(problem.accumulate, ()) if isinstance(table, Measured) else table
+    for row in rows:
         if row.config in by_id and row.matches(*sizes):
             return Decision(by_id[row.config], "table", row.measurement)
-    return None
+    if not isinstance(table, Measured):
+        return None
+    allowed = table.allowed(by_id)
+    if not allowed:
+        return None
+    found = table.gemm(*sizes, allowed)
+    source = "cost model" if found.nearest is None else "table"
+    return Decision(by_id[found.choice], source, table.reason(found))
 
 
 def decide(problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: Table) -> Decision:
@@ -172,6 +176,26 @@ def choose(
     return _decide(problem, *_candidates(dtype, accumulate))
 
 
+class _Finder(NamedTuple):
+    """What finds a kernel's index in a measured table without telling why."""
+
+    first: tuple[Row, ...]
+    choose: Callable[..., tuple[int, float, int]]
+    indices: tuple[int, ...]  # of the kernels, by choice
+    allowed: int
+
+
+@functools.lru_cache(maxsize=64)
+def _finder(dtype: str, accumulate: str) -> _Finder | None:
+    by_id, table = _candidates(dtype, accumulate)
+    if not isinstance(table, Measured) or not table.allowed(by_id):
+        return None
+    first = tuple(row for row in WHOLE_ROWS.get(table.accumulate, ()) if row.config in by_id)
+    indices = tuple(config_indices()[choice] for choice in table.compiled)
+    return _Finder(first, table.finder.choose_gemm, indices, table.allowed(by_id))
+
+
+@functools.lru_cache(maxsize=4096)
 def select(
     dtype: str,
     accumulate: str,
@@ -181,7 +205,17 @@ def select(
     k: int,
     sm_count: int = _CEILING_SMS,
 ) -> int:
-    """Choose a compiled kernel's index: what the op asks for once per problem."""
+    """Choose a compiled kernel's index: what the op asks for once per problem.
+
+    What `choose` says, without the words: those take longer than the choice.
+    """
+    finder = _finder(dtype, "fp32" if dtype == "bf16" else accumulate)
+    if finder is not None:
+        for row in finder.first:
+            if k <= row.max_k and row.matches(num_rows, num_groups, n, k, sm_count):
+                return config_indices()[row.config]
+        choice, _, _ = finder.choose(num_rows, num_groups, n, k, sm_count, finder.allowed)
+        return finder.indices[choice]
     return choose(
         dtype=dtype,
         accumulate=accumulate,

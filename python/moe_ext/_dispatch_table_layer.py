@@ -1,7 +1,7 @@
 """The measured choices for whole layers, where kernels most like two products' are not the best.
 
-By the first GEMM's operands. Rows of limits, of which the first match wins, or measured points, as
-in `_dispatch_table`.
+By the first GEMM's operands. Rows of limits, of which the first match wins, or measured
+problems, as in `_dispatch_table`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from moe_ext import (
     _dispatch_table_layer_block_swapped,
     _dispatch_table_layer_promoted,
 )
-from moe_ext._dispatch_points import Points
+from moe_ext._dispatch_measured import Measured
 from moe_ext._dispatch_rows import LayerRow
 
-LayerTable = tuple[LayerRow, ...] | Points
+LayerTable = tuple[LayerRow, ...] | Measured
 
 LAYER_TABLES: dict[tuple[str, str], LayerTable] = {
     ("bf16", "fp32"): _dispatch_table_layer_bf16.CHOICES,

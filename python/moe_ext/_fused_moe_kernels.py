@@ -7,9 +7,10 @@ import math
 from typing import NamedTuple
 
 from moe_ext._activations import INTERLEAVED
-from moe_ext._configs import GroupedGemmConfig, matching_configs
+from moe_ext._configs import GroupedGemmConfig, config_indices, matching_configs
 from moe_ext._dispatch import choose
-from moe_ext._dispatch_points import Points
+from moe_ext._dispatch_measured import Measured
+from moe_ext._dispatch_rows import LayerRow
 from moe_ext._dispatch_table_layer import LAYER_TABLES, LayerTable
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_scales import WeightScale
@@ -76,20 +77,85 @@ def nearest_kernel(
 
 
 def _measured(
-    table: LayerTable, n: int, k: int, *, num_rows: int, num_groups: int, sm_count: int
+    table: tuple[LayerRow, ...], n: int, k: int, *, num_rows: int, num_groups: int, sm_count: int
 ) -> _Measured | None:
     """Return the measured choice for a layer, by its first GEMM."""
-    sizes = num_rows, num_groups, n, k, sm_count
-    if isinstance(table, Points):
-        nearest = table.nearest(*sizes)
-        if nearest is None:
-            return None
-        gate_up, _, down = nearest.kernel.partition("+")
-        return _Measured(gate_up, down or gate_up, nearest.reason)
     for row, down in table:
-        if row.matches(*sizes):
+        if row.matches(num_rows, num_groups, n, k, sm_count):
             return _Measured(row.config, down, row.measurement)
     return None
+
+
+class _Finder(NamedTuple):
+    """A measured table, the kernels of its choices, and which of these a layer can take."""
+
+    table: Measured
+    kernels: tuple[Kernels, ...]
+    allowed: int
+
+
+@functools.lru_cache(maxsize=64)
+def _finder(
+    table: Measured, second: str, plain: bool, either: bool, split_k: bool
+) -> _Finder | None:
+    """Return what finds kernels in a table, None where it has none that the layers can take.
+
+    `second` is how the second GEMM sums, `plain` whether the first can run in plain order, `either`
+    whether its kernel can run the second too, `split_k` whether K may be added up in parts.
+    """
+    first = matching_configs(table.dtype, table.accumulate, ("gated", "either"))
+    first = tuple(config for config in first if plain or config.swapped)
+    rows = matching_configs(table.dtype, second)
+    sums = "promoted" if second == "fast" else second
+    both = matching_configs(table.dtype, sums, ("either",)) if either else ()
+    allowed = table.allowed(
+        [
+            *(config.id for config in rows if split_k or config.split_k == 1),
+            *(config.id for config in both if config in first),
+        ],
+        [config.id for config in first],
+    )
+    known = config_indices()
+    pairs = (choice.split("+") for choice in table.compiled)
+    kernels = tuple(Kernels(known[names[0]], known[names[-1]]) for names in pairs)
+    return _Finder(table, kernels, allowed) if allowed else None
+
+
+class _Kinds(NamedTuple):
+    """How both GEMMs of a layer sum, and what can take the first."""
+
+    dtype: str
+    first: str
+    second: str
+    gated: str  # what the first GEMM's kernels do
+    plain: bool  # whether those of plain order are among them
+
+
+def _kinds_of(layer: Layer, accumulate: str, bias: bool, batch_invariant: bool) -> _Kinds:
+    if batch_invariant and accumulate == "fast":
+        accumulate = "promoted"  # which every kernel of the first GEMM does: all rows get the same
+
+    def kind(scale: WeightScale | None) -> str:
+        return "block" if scale is not None and scale.granularity == "1x128" else accumulate
+
+    first, second = kind(layer.w13_scale), kind(layer.w2_scale)
+    # No gated kernel leaves the tensor core's sums where they are: "fast" allows it, no more.
+    gated = "block" if first == "block" else "promoted" if layer.fp8 else "fp32"
+    plain = gated != "block" or takes_plain(layer, bias)
+    return _Kinds("fp8" if layer.fp8 else "bf16", first, second, gated, plain)
+
+
+def _table_of(kinds: _Kinds) -> LayerTable:
+    kind = kinds.gated if kinds.plain else "block_swapped"
+    return LAYER_TABLES.get((kinds.dtype, kind), ())
+
+
+def _finder_of(layer: Layer, kinds: _Kinds, batch_invariant: bool) -> _Finder | None:
+    table = _table_of(kinds)
+    if not isinstance(table, Measured):
+        return None
+    either = layer.hidden_size % 16 == 0  # rows come in slabs of 16
+    return _finder(table, kinds.second, kinds.plain, either, not batch_invariant)
 
 
 def _ring_bytes_k(config: GroupedGemmConfig) -> int:
@@ -106,22 +172,18 @@ def decide_kernels(
     Where it can, it runs the second GEMM too: its code need not be fetched again
     (docs/notes/cold-code.md).
     """
-    if batch_invariant and accumulate == "fast":
-        accumulate = "promoted"  # which every kernel of the first GEMM does: all rows get the same
+    kinds = _kinds_of(layer, accumulate, bias, batch_invariant)
+    finder = _finder_of(layer, kinds, batch_invariant)
+    if finder is not None:
+        return _decided(finder, layer, sm_count)
+    dtype, first, second, gated, _ = kinds
     num_rows = layer.num_tokens * layer.top_k
-    dtype = "fp8" if layer.fp8 else "bf16"
-
-    def kind(scale: WeightScale | None) -> str:
-        return "block" if scale is not None and scale.granularity == "1x128" else accumulate
-
     sizes = {"num_rows": num_rows, "num_groups": layer.num_experts, "sm_count": sm_count}
-    first, second = kind(layer.w13_scale), kind(layer.w2_scale)
-    # No gated kernel leaves the tensor core's sums where they are: "fast" allows it, no more.
-    gated_kind = "block" if first == "block" else "promoted" if layer.fp8 else "fp32"
     n = 2 * layer.intermediate_size
-    candidates = gated_candidates(layer, gated_kind, bias)
-    swapped = gated_kind == "block" and not takes_plain(layer, bias)
-    table = LAYER_TABLES.get((dtype, "block_swapped" if swapped else gated_kind), ())
+    candidates = gated_candidates(layer, gated, bias)
+    table = _table_of(kinds)
+    if isinstance(table, Measured):
+        table = ()
     measured = _measured(table, n, layer.hidden_size, **sizes)
     gate_up = next((c for c in candidates if measured and c.id == measured.gate_up), None)
     if measured is not None and gate_up is not None:
@@ -147,6 +209,21 @@ def decide_kernels(
     return LayerDecision(Kernels(gate_up.index, down.index), source, reason)
 
 
+def _sizes(layer: Layer) -> tuple[int, int, int, int]:
+    """Return a layer's rows and sizes, as measured tables ask for them."""
+    num_rows = layer.num_tokens * layer.top_k
+    return num_rows, layer.num_experts, layer.hidden_size, layer.intermediate_size
+
+
+def _decided(finder: _Finder, layer: Layer, sm_count: int) -> LayerDecision:
+    """Return what a measured table decides."""
+    table = finder.table
+    found = table.layer(*_sizes(layer), sm_count, finder.allowed)
+    kernels = finder.kernels[table.compiled.index(found.choice)]
+    source = "cost model" if found.nearest is None else "table"
+    return LayerDecision(kernels, source, table.reason(found))
+
+
 def _runs_both(
     gate_up: GroupedGemmConfig, down: GroupedGemmConfig, layer: Layer, measured: _Measured | None
 ) -> bool:
@@ -167,5 +244,13 @@ def _runs_both(
 def choose_kernels(
     layer: Layer, accumulate: str, bias: bool, batch_invariant: bool, sm_count: int
 ) -> Kernels:
-    """Choose a layer's kernels: what the op asks for once per problem."""
+    """Choose a layer's kernels: what the op asks for once per problem.
+
+    What `decide_kernels` says, without the words: those take longer than the choice.
+    """
+    kinds = _kinds_of(layer, accumulate, bias, batch_invariant)
+    finder = _finder_of(layer, kinds, batch_invariant)
+    if finder is not None:
+        choose_layer = finder.table.finder.choose
+        return finder.kernels[choose_layer(*_sizes(layer), sm_count, finder.allowed)[0]]
     return decide_kernels(layer, accumulate, bias, batch_invariant, sm_count).kernels

@@ -1,6 +1,6 @@
-"""Types of the compiled `_planner`: kernels, the twin of their scheduler, a layer's sizes."""
+"""Types of the compiled `_planner`: kernels, their scheduler's twin and choice, a layer's sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 class Plan(TypedDict):
@@ -11,7 +11,35 @@ class Plan(TypedDict):
     token_widths: list[int]
     token_tiles: list[int]
 
+class MeasuredChoices:
+    def __init__(
+        self,
+        choices: Sequence[tuple[int, int]],
+        costs: Mapping[int, Sequence[float]],
+        common: Sequence[float],
+        problems: Sequence[tuple[Sequence[float], Sequence[float]]],
+        sm_count: int,
+        radius: float,
+        shrink: float,
+    ) -> None: ...
+    def choose(
+        self,
+        rows: float,
+        groups: float,
+        hidden: float,
+        intermediate: float,
+        sm_count: int,
+        allowed: int,
+        /,
+    ) -> tuple[int, float, int]: ...
+    def choose_gemm(
+        self, rows: float, groups: float, n: float, k: float, sm_count: int, allowed: int, /
+    ) -> tuple[int, float, int]: ...
+
 def configs_csv() -> str: ...
+def gemm_terms(
+    config: int, rows: float, groups: float, n: float, k: float, sm_count: int
+) -> list[float]: ...
 def plan(offs: Sequence[int], num_rows: int, n: int, config: int, sm_count: int) -> Plan: ...
 def tiles(
     offs: Sequence[int], num_rows: int, n: int, config: int

@@ -7,6 +7,10 @@ import time
 
 import torch
 
+from moe_ext._dispatch import select
+from moe_ext._dispatch_measured import Measured
+from moe_ext._dispatch_table import TABLES
+from moe_ext._dispatch_table_layer import LAYER_TABLES
 from moe_ext._library import cuda_device
 
 
@@ -37,8 +41,9 @@ class PreloadReport:
 def preload(device: torch.device | str | int | None = None) -> PreloadReport:
     """Load every kernel of the library onto a GPU, so that no later call has to.
 
-    CUDA loads the code of a kernel at its first launch, which then takes milliseconds longer.
-    Every thread and stream of the process shares what is loaded: once for each GPU is enough.
+    CUDA loads the code of a kernel at its first launch, which then takes milliseconds longer. Every
+    thread and stream of the process shares what is loaded: once for each GPU is enough. The list of
+    kernels and the tables that choose among them, a millisecond of the first call, are read too.
 
     Args:
         device: a CUDA device or its index. None is the current one.
@@ -71,6 +76,16 @@ def preload(device: torch.device | str | int | None = None) -> PreloadReport:
         free_before, _ = torch.cuda.mem_get_info()  # makes the context where there is none
         start = time.perf_counter()
         num_kernels = kernels.preload_kernels(index)
+        prepare_choices()
         milliseconds = 1e3 * (time.perf_counter() - start)
         free_after, _ = torch.cuda.mem_get_info()
     return PreloadReport(f"cuda:{index}", num_kernels, milliseconds, free_before - free_after)
+
+
+def prepare_choices() -> None:
+    """Read what the first choice of each kind needs."""
+    for kind in TABLES:
+        select(*kind, 1, 1, 64, 64)
+    for table in LAYER_TABLES.values():
+        if isinstance(table, Measured):
+            table.finder  # noqa: B018  made when it is first asked for

@@ -1,0 +1,191 @@
+"""Timed cells as measured problems of the dispatcher's tables, and tables made of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bench.candidates import gated_sums, stage_sums
+from bench.cases import STAGES
+from bench.contest import both_us
+from bench.ops import GEMM, LAYER
+from bench.problem import Cell
+from bench.providers.base import Variant, joined, kernels_of
+from bench.rows import Row
+from bench.tune_cells import cell_of
+from bench.tune_fit import Fit, Timed, fit
+
+if TYPE_CHECKING:
+    from moe_ext._configs import GroupedGemmConfig
+    from moe_ext._dispatch_measured import Measured
+
+TableKey = tuple[str, str, str]
+"""Op ("gemm" or "layer"), dtype and dispatch's name of the way to sum."""
+
+# Choices that fewer of a table's problems timed are no part of it: of layers, whose second GEMM had
+# another kernel of its own each time.
+LEAST_SHARE = 1 / 8
+# A time more than this much over the best's is rough, as the kernel was given up.
+MOST_OVER = 0.5
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One contest of kernels: its rows, which have times, and the file they are in."""
+
+    rows: Sequence[Row]
+    file: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A timed pair of GEMMs or layer."""
+
+    table: TableKey
+    cell: Cell
+    variant: Variant
+    visit: Visit
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Groups, hidden and intermediate size, rows."""
+        case = self.cell.case
+        return (case.num_experts, case.hidden_size, case.intermediate_size, self.cell.num_rows)
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Microseconds of every configuration."""
+        return {row.config: both_us(row) for row in self.visit.rows}
+
+    @property
+    def choices(self) -> dict[str, float]:
+        """Microseconds of those that a table can choose: of pairs one kernel for both GEMMs.
+
+        Kernels for few K are chosen by rows of their own (`WHOLE_ROWS` of `_dispatch_table`).
+        """
+        if self.table[0] == "layer":
+            return self.times
+        return {
+            config: us
+            for config, us in self.times.items()
+            if "+" not in config and _by_id()[config].order != "SwapABRows"
+        }
+
+
+def _by_id() -> dict[str, GroupedGemmConfig]:
+    from moe_ext._configs import all_configs
+
+    return {config.id: config for config in all_configs()}
+
+
+def problems_of(visits: Iterable[Visit]) -> list[Problem]:
+    """Return the problems that tables are made of; a GEMM alone is none."""
+    problems = []
+    for visit in visits:
+        cell, variant = cell_of(visit.rows[0])
+        if cell.op == GEMM:
+            continue
+        sums = gated_sums(variant) if cell.op == LAYER else stage_sums(cell, variant)[-1]
+        table = ("layer" if cell.op == LAYER else "gemm", variant.dtype, sums)
+        problem = Problem(table, cell, variant, visit)
+        if len(problem.choices) > 1:
+            problems.append(problem)
+    return problems
+
+
+def choices_of(problems: Sequence[Problem]) -> tuple[str, ...]:
+    """Return the choices of a table, in the order of the compiled kernels."""
+    counts = Counter(config for problem in problems for config in problem.choices)
+    ids = list(_by_id())
+    kept = [config for config, count in counts.items() if count >= LEAST_SHARE * len(problems)]
+    return tuple(
+        sorted(kept, key=lambda config: [ids.index(name) for name in kernels_of(config, 2)])
+    )
+
+
+def fitted(problems: Sequence[Problem], choices: Sequence[str]) -> Fit:
+    """Fit what the kernels of a table need."""
+    from moe_ext._configs import planner
+
+    by_id, timed = _by_id(), []
+    for number, problem in enumerate(problems):
+        case = problem.cell.case
+        own = {config: us for config, us in problem.choices.items() if config in choices}
+        for config, us in own.items():
+            first, second = kernels_of(config, 2)
+            terms = [
+                planner().gemm_terms(
+                    by_id[name].index,
+                    problem.cell.num_rows,
+                    case.num_experts,
+                    *case.stage_shape(stage),
+                    132,
+                )
+                for name, stage in zip((first, second), STAGES, strict=True)
+            ]
+            row_bytes = problem.cell.num_rows * (2 * case.hidden_size + case.intermediate_size)
+            ratio = us / min(own.values())
+            timed.append(Timed(number, (first, second), (terms[0], terms[1]), row_bytes, us, ratio))
+    return fit(timed, layers=problems[0].table[0] == "layer")
+
+
+def text_of(problem: Problem, choices: Sequence[str]) -> str:
+    """Return a measured problem as tables have it, see `Measured`."""
+    times = [problem.choices.get(config, math.nan) for config in choices]
+    best = min(us for us in times if not math.isnan(us))
+    over = [
+        "-" if math.isnan(us) else str(round(1000 * min(us / best - 1, MOST_OVER))) for us in times
+    ]
+    return " ".join([*map(str, problem.sizes), f"{best:.1f}", *over])
+
+
+def make_table(problems: Sequence[Problem], **options: float) -> Measured:
+    """Return the table of problems, all of one, as the dispatcher would have it."""
+    from moe_ext._dispatch_measured import Measured
+
+    choices = choices_of(problems)
+    found = fitted(problems, choices)
+    return Measured(
+        *problems[0].table[1:],
+        choices=choices,
+        costs=found.costs,
+        common=found.common,
+        problems="\n".join(text_of(problem, choices) for problem in problems),
+        where="",
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def chosen_by(table: Measured, problem: Problem) -> str:
+    """Return what a table chooses: for a pair each GEMM is asked about by itself."""
+    cell, case = problem.cell, problem.cell.case
+    if cell.op == LAYER:
+        allowed = _bits(table, problem.times)
+        sizes = (case.num_experts, case.hidden_size, case.intermediate_size)
+        return table.layer(cell.num_rows, *sizes, table.sm_count, allowed).choice
+    from moe_ext._configs import matching_configs
+
+    names = []
+    for stage, sums in zip(cell.stages, stage_sums(cell, problem.variant), strict=True):
+        allowed = table.allowed(config.id for config in matching_configs(cell.dtype, sums))
+        shape = (case.num_experts, *case.stage_shape(stage))
+        names.append(table.gemm(cell.num_rows, *shape, table.sm_count, allowed).choice)
+    return joined(names)
+
+
+def _bits(table: Measured, choices: Iterable[str]) -> int:
+    known = set(choices)
+    return sum(1 << index for index, name in enumerate(table.compiled) if name in known)
+
+
+def regret_of(config: str, times: dict[str, float]) -> float | None:
+    """Return what a configuration costs over the best; of two kernels that were not timed together
+    what the worse of both costs."""
+    best = min(times.values())
+    if config in times:
+        return times[config] / best - 1
+    apart = [times[name] for name in config.split("+") if name in times]
+    return max(apart) / best - 1 if len(apart) == 2 else None
