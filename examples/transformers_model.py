@@ -27,7 +27,7 @@ def make_model() -> torch.nn.Module:
         head_dim=32,
         num_experts=16,
         num_experts_per_tok=4,
-        initializer_range=0.1,  # else experts hardly matter among random weights
+        initializer_range=0.05,  # else experts hardly matter among random weights
     )
     return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
@@ -43,10 +43,9 @@ def main() -> None:
     expected = model(ids).logits
     register(model)  # checks and packs the experts, and sets experts_implementation="moe_ext"
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    print(f"eager: logits up to {expected.abs().max():.2f}")
     for name, logits in (("moe_ext", model(ids).logits), ("compiled", compiled(ids).logits)):
-        error = (logits - expected).abs().max() / expected.abs().max()
-        print(f"{name}: largest difference {error:.1e} of the largest logit")
+        error = (logits - expected).float().norm() / expected.float().norm()
+        print(f"{name}: logits differ from those of eager by {error:.1%}")
 
     out = model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
     print(f"generated: {out[0, ids.shape[1] :].tolist()}")

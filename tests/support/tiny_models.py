@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import inspect
@@ -13,7 +14,10 @@ from typing import Any
 
 import torch
 import transformers
+from moe_ext.integrations.transformers import register
 from torch import Tensor, nn
+
+from support.tolerance import dissimilarity
 
 VOCABULARY = 96
 # Names of the same size differ from model to model; each takes those that its configuration has.
@@ -199,6 +203,39 @@ def output_of(model: nn.Module, ids: Tensor) -> Tensor:
     result = model(**given, use_cache=False)
     out = result.logits if hasattr(result, "logits") else result.last_hidden_state
     return out.float()
+
+
+@dataclasses.dataclass(frozen=True)
+class Closeness:
+    """How far logits are from those of float32: 1 - 2<x, y> / (|x|^2 + |y|^2)."""
+
+    eager: float
+    ours: float
+    without_experts: float
+
+    @property
+    def passes(self) -> bool:
+        """Whether moe_ext is as close as eager, in a model whose experts matter.
+
+        Twice eager's distance: both round, at other places.
+        """
+        return self.ours <= 2 * self.eager and self.without_experts > 100 * self.ours
+
+
+def closeness(made: ModelClass, device: str) -> Closeness:
+    """Run a tiny model in eager mode, by moe_ext, in float32, and with experts that give zeros."""
+    model, ids = tiny_model(made, device), tokens(device)
+    assert made.experts in {type(module).__name__ for module in experts_of(model)}
+    calls, eager = recorded_routing(model, lambda: output_of(model, ids))
+    exact_model = copy.deepcopy(model).float()
+    exact = pinned_routing(exact_model, calls, lambda: output_of(exact_model, ids))
+    register(model)
+    ours = pinned_routing(model, calls, lambda: output_of(model, ids))
+    with torch.no_grad():
+        for experts in experts_of(model):
+            experts.down_proj.zero_()
+    without = pinned_routing(model, calls, lambda: output_of(model, ids))
+    return Closeness(*(dissimilarity(out, exact) for out in (eager, ours, without)))
 
 
 MODEL_CLASSES = registry_classes()

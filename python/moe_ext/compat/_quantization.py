@@ -69,7 +69,7 @@ def from_config(config: Any) -> Quantization:
     )
 
 
-def scales(said: Quantization, w1: Tensor, w2: Tensor, gated: bool) -> dict[str, Tensor | None]:
+def scales(said: Quantization, w1: Tensor, w2: Tensor, gated: bool) -> dict[str, Any]:
     """Return the arguments of `fused_moe`, checked against the flags.
 
     Raises:
