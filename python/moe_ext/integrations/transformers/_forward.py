@@ -11,8 +11,7 @@ from moe_ext.fused_moe import fused_moe
 from moe_ext.integrations.transformers._gates import gate_of, remembered_gate
 from moe_ext.integrations.transformers._pack import (
     check_format,
-    k_major,
-    prepare,
+    packed_weights,
     weight_names,
     weight_scale,
 )
@@ -44,17 +43,17 @@ def experts_forward(
     if gate is None:
         check_format(self)
         gate = gate_of(self)
-    prepare(self)
+    w13, w2 = packed_weights(self)
     up_name, down_name = weight_names(self)
     has_bias = self.has_bias
     out = fused_moe(
         hidden_states.to(torch.bfloat16),
-        k_major(self, getattr(self, up_name)),
-        k_major(self, getattr(self, down_name)),
+        w13,
+        w2,
         _weights_of(top_k_index, top_k_weights),
         top_k_index,
-        w13_scale=weight_scale(self, up_name),
-        w2_scale=weight_scale(self, down_name),
+        w13_scale=weight_scale(self, up_name, w13),
+        w2_scale=weight_scale(self, down_name, w2),
         w13_bias=getattr(self, f"{up_name}_bias") if has_bias else None,
         w2_bias=getattr(self, f"{down_name}_bias") if has_bias else None,
         activation=gate.activation,

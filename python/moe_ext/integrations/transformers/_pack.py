@@ -52,11 +52,18 @@ def check_format(module: Any) -> None:
             )
 
 
-def prepare(module: Any) -> None:
-    """Pack a module where it needs to be; raise while that cannot be done."""
-    if is_packed(module):
-        return
-    if torch.compiler.is_compiling() or recording(module.down_proj):
+def packed_weights(module: Any) -> tuple[Tensor, Tensor]:
+    """Return the two weights as `fused_moe` takes them, packing them where they need to be.
+
+    Raises:
+        RuntimeError: they would have to be packed while that cannot be done.
+    """
+    up_name, down_name = weight_names(module)
+    w13 = k_major(module, getattr(module, up_name))
+    w2 = k_major(module, getattr(module, down_name))
+    if _rows_fit(w13) and _rows_fit(w2) and (w2.dtype is torch.bfloat16 or _scales_fit(module)):
+        return w13, w2
+    if torch.compiler.is_compiling() or recording(w2):
         raise RuntimeError(
             f"moe_ext: the weights of {type(module).__name__} must be packed before torch.compile "
             "or a CUDA graph, by moe_ext.integrations.transformers.register(model) or by one "
@@ -64,19 +71,12 @@ def prepare(module: Any) -> None:
         )
     check_format(module)
     pack(module)
+    return k_major(module, getattr(module, up_name)), k_major(module, getattr(module, down_name))
 
 
-def is_packed(module: Any) -> bool:
-    """Whether `fused_moe` takes the weights, and their scales, where they lie."""
-    for name in weight_names(module):
-        weight = getattr(module, name)
-        if not _rows_fit(k_major(module, weight)):
-            return False
-        if weight.dtype is not torch.bfloat16:
-            scale = getattr(module, f"{name}_scale_inv", None)
-            if scale is None or scale.dtype is not torch.float32:
-                return False
-    return True
+def _scales_fit(module: Any) -> bool:
+    scales = (getattr(module, f"{name}_scale_inv", None) for name in weight_names(module))
+    return all(scale is not None and scale.dtype is torch.float32 for scale in scales)
 
 
 def _rows_fit(weight: Tensor) -> bool:
@@ -103,9 +103,8 @@ def pack(module: Any) -> None:
                 setattr(module, f"{name}_scale_inv", nn.Parameter(values, requires_grad=False))
 
 
-def weight_scale(module: Any, name: str) -> Tensor | None:
+def weight_scale(module: Any, name: str, weight: Tensor) -> Tensor | None:
     """Return the scale of a weight in a shape by which `fused_moe` knows its layout."""
-    weight = getattr(module, name)
     if weight.dtype is torch.bfloat16:
         return None
     scale: Tensor = getattr(module, f"{name}_scale_inv")
