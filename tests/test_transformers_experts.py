@@ -222,6 +222,16 @@ def test_compiled(warm, device):
     assert_same_bits(compiled(*inputs), experts(*inputs))
 
 
+@pytest.mark.gpu
+@torch.no_grad()
+def test_compiled_by_inductor():
+    pytest.importorskip("triton")
+    torch._dynamo.reset()
+    experts, inputs = make_experts("cuda"), routed("cuda")
+    compiled = torch.compile(experts, fullgraph=True)
+    assert_same_bits(compiled(*inputs), experts(*inputs))
+
+
 @pytest.mark.parametrize(
     "form",
     [

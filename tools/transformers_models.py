@@ -12,33 +12,37 @@ import sys
 from pathlib import Path
 
 import transformers
-from support.tiny_models import MODEL_CLASSES, ModelClass, closeness
+from support.tiny_models import MODEL_CLASSES, Closeness, ModelClass, closeness
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "transformers.md"
 BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
 
 
-def verdict(made: ModelClass) -> str:
-    """Return the last cell of a row."""
+def measured(made: ModelClass) -> Closeness | None:
+    """Run a model; None where it raises."""
     try:
-        return "yes" if closeness(made, "cpu").passes else "no"
+        return closeness(made, "cpu")
     except Exception as error:  # whatever a model raises is what the page has to say
         print(f"{made}: {type(error).__name__}: {error}", file=sys.stderr)
-        return "no"
+        return None
 
 
 def section() -> str:
     """Return what stands between the marks."""
+    results = {made: measured(made) for made in MODEL_CLASSES}
+    ratios = [result.ours / result.eager for result in results.values() if result is not None]
+    closer = sum(ratio <= 1 for ratio in ratios)
     lines = [
         f"Transformers {transformers.__version__} has {len(MODEL_CLASSES)} classes of experts "
-        "that use its registry.",
+        f"that use its registry. With {closer} of them logits by moe_ext are closer to float32 "
+        f"than those of eager; the farthest are {max(ratios):.1f} times as far.",
         "",
-        "| package | experts | as close to float32 as eager |",
+        "| package | experts | passed |",
         "|---|---|---|",
     ]
-    lines += [
-        f"| `{made.package}` | `{made.experts}` | {verdict(made)} |" for made in MODEL_CLASSES
-    ]
+    for made, result in results.items():
+        passed = "yes" if result is not None and result.passes else "no"
+        lines.append(f"| `{made.package}` | `{made.experts}` | {passed} |")
     return "\n".join(lines)
 
 
