@@ -192,10 +192,9 @@ def test_a_model_with_fp8_experts(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("made", [QWEN3, GPT_OSS], ids=str)
 @torch.no_grad()
-def test_a_decode_step_in_a_cuda_graph(made):
-    model = tiny_model(made, "cuda")
+def test_a_decode_step_in_a_cuda_graph():
+    model = tiny_model(QWEN3, "cuda")
     register(model)
     cache = transformers.StaticCache(config=model.config, max_cache_len=32)
     prompt = tokens("cuda")
