@@ -20,6 +20,7 @@ MODULES = (
     "moe_ext.routing",
     "moe_ext.sort_tokens",
     "moe_ext.combine_tokens",
+    "moe_ext.compat._grouped_mm",
     "moe_ext._explain",
     "moe_ext._explain_layer",
     "moe_ext._preload",
@@ -57,6 +58,13 @@ def test_grouped_gemm_example():
 def test_moe_module_example():
     output = run_example("moe_module.py")
     for part in ("FP8: largest", "two ranks: largest", "compiled: largest difference 0.0e+00"):
+        assert part in output
+
+
+def test_transformers_example():
+    pytest.importorskip("transformers")
+    output = run_example("transformers_model.py")
+    for part in ("eager", "moe_ext", "compiled", "generated"):
         assert part in output
 
 

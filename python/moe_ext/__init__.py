@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_ext import _library, nn, precision, reference
+from moe_ext import _library, compat, nn, precision, reference
 from moe_ext._configs import GroupedGemmConfig, all_configs
 from moe_ext._explain import Explanation, explain
 from moe_ext._explain_layer import LayerExplanation, StageExplanation, explain_fused_moe
@@ -36,6 +36,7 @@ __all__ = [
     "build_info",
     "calibrate",
     "combine_tokens",
+    "compat",
     "explain",
     "explain_fused_moe",
     "fused_moe",
