@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moe_ext.precision.bank import ExpertBank
 from moe_ext.precision.calibration import calibrate
+from moe_ext.precision.convert import Converted, convert_checkpoint
 from moe_ext.precision.layer_plan import LayerPlan, Precision, StagePlan
 from moe_ext.precision.mixed import fused_moe_mixed
 from moe_ext.precision.mixed_reference import fused_moe_mixed_reference
@@ -14,6 +15,7 @@ from moe_ext.precision.stats import LayerStats, PrecisionStats
 
 __all__ = [
     "Choice",
+    "Converted",
     "ExpertBank",
     "LayerPlan",
     "LayerStats",
@@ -25,6 +27,7 @@ __all__ = [
     "StagePlan",
     "Tokens",
     "calibrate",
+    "convert_checkpoint",
     "fused_moe_mixed",
     "fused_moe_mixed_reference",
     "plan_precision",
