@@ -100,10 +100,14 @@ def test_a_second_run_writes_the_same_files(tmp_path):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_interleaved_gate_and_up_with_biases_are_taken_apart(tmp_path):
+@pytest.mark.parametrize("said_by", ["argument", "config"])
+def test_interleaved_gate_and_up_with_biases_are_taken_apart(tmp_path, said_by):
     layers = write_checkpoint(tmp_path / "in", "packed", "interleaved with biases")
     plan = plan_of(layers)
-    convert_checkpoint(tmp_path / "in", plan, tmp_path / "out", gate_up_layout="interleaved")
+    said = {"gate_up_layout": "interleaved"} if said_by == "argument" else {}
+    if said_by == "config":
+        (tmp_path / "in/config.json").write_text('{"model_type": "gpt_oss"}')
+    convert_checkpoint(tmp_path / "in", plan, tmp_path / "out", **said)
     for name, experts in layers.items():
         apart = {
             "gate_up_proj": torch.cat([experts.w13[:, 0::2], experts.w13[:, 1::2]], 1),

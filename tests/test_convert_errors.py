@@ -293,8 +293,8 @@ def test_a_killed_process_leaves_nothing_that_looks_complete(tmp_path):
         ),
         (
             {"gate_up_layout": "mixed"},
-            'convert_checkpoint: `gate_up_layout` must be "concatenated" or "interleaved", got '
-            '"mixed"',
+            'convert_checkpoint: `gate_up_layout` must be None or one of "concatenated", '
+            '"interleaved", got "mixed"',
         ),
         (
             {"workers": 0},

@@ -89,7 +89,8 @@ def changed(path, **changes):
         ),
         (
             {"layers": {}},
-            "PrecisionStats.load: `layers` must be an object with statistics of layers, got an empty one",
+            "PrecisionStats.load: `layers` must be an object with statistics of layers, got an "
+            "empty one",
         ),
         (
             {"layers": [1]},

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from moe_ext._activations import INTERLEAVED
 from moe_ext.nn._options import check_sizes
 from moe_ext.nn._pieces import FP8, Piece, block_grid, quoted
 from moe_ext.precision._checkpoint import Checkpoint, ExpertLayer
@@ -125,7 +126,7 @@ class Layout:
     ) -> None:
         self._op = op
         self._checkpoint = checkpoint
-        self._interleaved = gate_up_layout == "interleaved"
+        self._interleaved = gate_up_layout == INTERLEAVED
         self.inputs = tuple(checkpoint.files)
         count = len(self.inputs)
         self._file_of = {path: index for index, path in enumerate(self.inputs)}

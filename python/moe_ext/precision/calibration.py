@@ -74,7 +74,7 @@ def calibrate(
         >>> int(of_down.argmax()) == layer.super_experts[0]
         True
     """
-    layouts = _layouts(scales)
+    layouts = layouts_of(scales)
     if not isinstance(model_or_layer, nn.Module):
         raise ValueError(
             f"{_OP}: `model_or_layer` must be an nn.Module, got {shown(model_or_layer)}"
@@ -116,7 +116,8 @@ def calibrate(
     )
 
 
-def _layouts(scales: Any) -> dict[str, str]:
+def layouts_of(scales: Any) -> dict[str, str]:
+    """Return the layout of scales of each stage, from the argument of `calibrate`."""
     layouts = dict.fromkeys(STAGES, scales) if isinstance(scales, str) else scales
     if (
         not isinstance(layouts, Mapping)

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moe_ext._activations import CONCATENATED, INTERLEAVED
+from moe_ext._activations import GATE_UP_LAYOUTS
 from moe_ext.nn._arguments import is_int, shown
+from moe_ext.nn._pieces import quoted
 from moe_ext.precision._checkpoint import CONFIG, INDEX, Checkpoint
 from moe_ext.precision._convert_layout import Layout
 from moe_ext.precision._convert_run import Runner
+from moe_ext.precision._routers import gate_up_layout_of
 from moe_ext.precision.plan import PrecisionPlan
 
 _OP = "convert_checkpoint"
@@ -54,7 +56,7 @@ def convert_checkpoint(
     plan: PrecisionPlan,
     out: str | Path,
     *,
-    gate_up_layout: str = CONCATENATED,
+    gate_up_layout: str | None = None,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Converted:
@@ -67,7 +69,8 @@ def convert_checkpoint(
         plan: its layers' names are the prefixes of experts, "model.layers.3.mlp.experts". Layers
             that it does not name are copied.
         out: the folder to make; its parent must be there. May be there if it is empty.
-        gate_up_layout: of packed gate and up, "concatenated" or "interleaved" (gpt-oss).
+        gate_up_layout: of packed gate and up, "concatenated" or "interleaved"; None is what models
+            of config.json's `model_type` have (gpt-oss the second).
         workers: threads; None is the CPUs that this process may use, 4 at most.
         progress: called with the bytes done by a step and all there are, from any thread.
 
@@ -91,10 +94,10 @@ def convert_checkpoint(
     """
     if not isinstance(plan, PrecisionPlan):
         raise ValueError(f"{_OP}: `plan` must be a PrecisionPlan, got {shown(plan)}")
-    if gate_up_layout not in (CONCATENATED, INTERLEAVED):
+    if gate_up_layout not in (None, *GATE_UP_LAYOUTS):
         raise ValueError(
-            f'{_OP}: `gate_up_layout` must be "{CONCATENATED}" or "{INTERLEAVED}", got '
-            f"{shown(gate_up_layout)}"
+            f"{_OP}: `gate_up_layout` must be None or one of "
+            f"{', '.join(map(quoted, GATE_UP_LAYOUTS))}, got {shown(gate_up_layout)}"
         )
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 4)
@@ -111,7 +114,7 @@ def convert_checkpoint(
             f"{_OP}: {checkpoint.directory / CONFIG} must have no quantization_config, got "
             f"{shown(config['quantization_config'])}: the checkpoint is quantised already"
         )
-    layout = Layout(_OP, checkpoint, plan, gate_up_layout)
+    layout = Layout(_OP, checkpoint, plan, gate_up_layout or gate_up_layout_of(config))
     free = shutil.disk_usage(target.absolute().parent).free
     if free < layout.num_bytes:
         raise OSError(
