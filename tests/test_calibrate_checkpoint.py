@@ -187,8 +187,8 @@ MODELS = {
     "unknown": (
         {"model_type": "other"},
         "`model_type` of config.json must be one of mixtral, qwen2_moe, qwen3_moe, qwen3_next, "
-        "olmoe, deepseek_v2, deepseek_v3, glm4_moe, gpt_oss where the data has no topk_ids and "
-        f'topk_weights for "{prefix_of(0)}", got "other"',
+        "olmoe, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe, gpt_oss where the data has no "
+        f'topk_ids and topk_weights for "{prefix_of(0)}", got "other"',
     ),
     "without a key": (
         WITHOUT,

@@ -57,6 +57,7 @@ FAMILIES = {
     "olmoe": Family(_softmax),
     "deepseek_v2": Family(_deepseek_v2),
     "deepseek_v3": Family(_deepseek_v3),
+    "kimi_k2": Family(_deepseek_v3),
     "glm4_moe": Family(_deepseek_v3),
     "gpt_oss": Family(
         lambda config: {"scoring": "softmax_topk"},
