@@ -70,6 +70,7 @@ def test_numbers_out_of_range(shell, stats, number):
 
 def test_without_a_command_there_is_help(shell):
     assert shell(code=2) == ""
+    assert shell.fails("explain", code=2) == "moe-ext explain: Missing command."
     assert "calibrate" in shell("--help")
     assert shell("--version") == f"moe-ext {moe_ext.__version__}\n"
 

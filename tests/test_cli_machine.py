@@ -65,6 +65,21 @@ def test_a_card_without_its_library_is_wrong(shell, machine, monkeypatch, tmp_pa
     shell("doctor", code=1)
 
 
+def test_a_library_of_another_build_is_wrong(machine, monkeypatch, tmp_path):
+    machine()
+    ids = [config.id for config in moe_ext.kernels()]
+    path = tmp_path / "moe_ext_cuda.so"
+    monkeypatch.setattr(_library, "LIBRARY_PATH", path)
+    path.write_text(" ".join(ids))
+    assert states()["CUDA library"] == "ok"
+    path.write_text(" ".join(own for own in ids if not own.startswith(ids[-1])))
+    checks = {check.what: check for check in doctor._checks()}
+    assert checks["CUDA library"].state.value == "wrong"
+    assert checks["CUDA library"].advice == (
+        f"of another build, without {ids[-1]}: reinstall the package"
+    )
+
+
 def test_an_old_driver_is_wrong(machine):
     machine([HOPPER], 12040, "moe_ext: the NVIDIA driver must serve CUDA 13.0")
     checks = {check.what: check for check in doctor._checks()}

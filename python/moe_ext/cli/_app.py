@@ -22,7 +22,6 @@ _FAILURES = (ValueError, OSError, RuntimeError, ModuleNotFoundError, MemoryError
 app = typer.Typer(
     name=NAME,
     help="Mixture-of-Experts kernels: what this machine runs, and which experts stay in BF16.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -56,9 +55,11 @@ def run(arguments: Sequence[str] | None) -> int:
     command = typer.main.get_command(app)
     args = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = command.main(args=args, prog_name=NAME, standalone_mode=False)
+        code = command.main(args=args or ["--help"], prog_name=NAME, standalone_mode=False)
     except _ArgumentError as error:
-        return _say_usage(error)
+        context = getattr(error, "ctx", None)
+        name = NAME if context is None else context.command_path
+        return _say(_message(error), 2, name)
     except (typer.Abort, KeyboardInterrupt):
         return _say("interrupted", 1)
     except BrokenPipeError:
@@ -67,26 +68,16 @@ def run(arguments: Sequence[str] | None) -> int:
         return _say(_message(error), 1)
     if code == _INTERRUPTED:  # which typer makes of it
         return _say("interrupted", 1)
+    if not args:
+        return 2
     return code if isinstance(code, int) else 0
-
-
-def _say_usage(error: Exception) -> int:
-    """Say what is wrong with the arguments; or, where there are none, what there may be."""
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else NAME
-    text = error.format_message() if hasattr(error, "format_message") else str(error)
-    # Where no command is named that is all of the help, which typer may have printed itself.
-    if "\n" in text.strip():
-        print(text, file=sys.stderr)
-    elif text.strip():
-        _say(text, 2, path)
-    return 2
 
 
 def _message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+    text = str(getattr(error, "format_message", error.__str__)())
+    return " ".join(text.split()) or type(error).__name__
 
 
 def _say(text: str, code: int, name: str = NAME) -> int:

@@ -7,12 +7,13 @@ import platform
 import sys
 from collections import Counter
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
 import typer
 
-from moe_ext import _library
+from moe_ext import _library, build_info
 from moe_ext._configs import all_configs
 from moe_ext._version import __version__
 from moe_ext.cli._console import console, table
@@ -120,11 +121,26 @@ def _cards() -> list[Check]:
 def _file() -> Check:
     path = _library.LIBRARY_PATH
     if path.is_file():
-        return Check("CUDA library", f"{path}, {path.stat().st_size / 2**20:.1f} MiB", State.GOOD)
+        found = f"{path}, {path.stat().st_size / 2**20:.1f} MiB"
+        missing = _missing_kernels(path)
+        if missing:
+            advice = f"of another build, without {missing[0]}: reinstall the package"
+            return Check("CUDA library", found, State.WRONG, advice)
+        return Check("CUDA library", f"{found}, with the kernels listed", State.GOOD)
     advice = "reinstall with MOE_EXT_BUILD_CUDA=on" if _can_have_kernels() else ""
     return Check(
         "CUDA library", "none", State.WRONG if _can_have_kernels() else State.ABSENT, advice
     )
+
+
+def _missing_kernels(path: Path) -> list[str]:
+    """Return the kernels whose names are nowhere in the library: it need not load to tell."""
+    try:
+        ids = [config.id for config in all_configs()]
+    except RuntimeError:
+        return []  # a check of its own says so
+    data = path.read_bytes()
+    return [own for own in ids if own.encode() not in data]
 
 
 def _runs() -> Check:
@@ -133,7 +149,11 @@ def _runs() -> Check:
     if reason is None and not _can_have_kernels():
         reason = "no GPU that they are for"
     if reason is None:
-        found = "the library loads and holds the kernels listed"
+        built = build_info()
+        found = (
+            f"the library loads: {built.get('arch')}, CUDA {built.get('cuda_toolkit')}, CUTLASS "
+            f"{built.get('cutlass')}"
+        )
         try:
             for index in range(torch.cuda.device_count()):
                 if torch.cuda.get_device_capability(index) == _library.CAPABILITY:

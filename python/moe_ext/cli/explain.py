@@ -12,7 +12,6 @@ from moe_ext.cli._console import console
 
 app = typer.Typer(
     help="Say which kernels would run for a GEMM or a layer, why, and what that should cost.",
-    no_args_is_help=True,
     add_completion=False,
 )
 _Dtype = Annotated[str, typer.Option(help="Of the weights: bf16 or fp8.")]
