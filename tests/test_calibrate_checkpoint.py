@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -221,6 +222,63 @@ def test_models_that_are_not_known(tmp_path, name):
         save_file(tensors, tmp_path / "in/model.safetensors")
     save_file({"layers.0.hidden_states": HIDDEN_STATES}, tmp_path / "data")
     assert refused(tmp_path) == message
+
+
+def test_token_ids_become_hidden_states_by_the_model(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=HIDDEN,
+        intermediate_size=64,
+        moe_intermediate_size=INTERMEDIATE,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+    )
+    transformers.Qwen3MoeForCausalLM(config).bfloat16().save_pretrained(tmp_path / "in")
+    ids = torch.randint(64, (3, 50))
+    save_file({"input_ids": ids}, tmp_path / "data")
+    model = transformers.Qwen3MoeForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.bfloat16)
+    capsys.readouterr()
+    own = calibrate_checkpoint(tmp_path / "in", tmp_path / "data").stats
+    assert capsys.readouterr() == ("", "")
+    seen = {}
+    for number in (0, 2):
+
+        def keep(module, args, number=number):
+            seen.setdefault(f"layers.{number}.hidden_states", []).append(args[0])
+
+        model.model.layers[number].mlp.register_forward_pre_hook(keep)
+    with torch.no_grad():
+        for sequence in ids:
+            model(input_ids=sequence[None])
+    save_file({name: torch.cat(parts) for name, parts in seen.items()}, tmp_path / "states")
+    wanted = calibrate_checkpoint(tmp_path / "in", tmp_path / "states").stats
+    assert list(own.layers) == [prefix_of(0), prefix_of(2)]
+    for name, layer in wanted.layers.items():
+        assert layer.num_tokens == ids.numel()
+        assert_same(own.layers[name], layer)
+
+
+def test_token_ids_that_are_none(tmp_path):
+    write_model(tmp_path / "in", SOFTMAX)
+    save_file({"input_ids": torch.ones(4)}, tmp_path / "data")
+    assert refused(tmp_path) == (
+        "input_ids must be whole numbers of shape (sequences, length), got torch.float32 (4,)"
+    )
+
+
+def test_token_ids_need_transformers(tmp_path, monkeypatch):
+    write_model(tmp_path / "in", SOFTMAX)
+    save_file({"input_ids": torch.ones(1, 4, dtype=torch.int32)}, tmp_path / "data")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModuleNotFoundError, match=r"`transformers` must be installed for data "):
+        calibrate_checkpoint(tmp_path / "in", tmp_path / "data")
 
 
 def test_checkpoints_that_cannot_be_calibrated(tmp_path):

@@ -15,7 +15,10 @@ from moe_ext.precision import calibrate_checkpoint
 def calibrate(
     model_dir: Annotated[Path, typer.Argument(help="Folder with a safetensors checkpoint.")],
     data: Annotated[
-        Path, typer.Argument(help="Safetensors file with layers.N.hidden_states of some layers.")
+        Path,
+        typer.Argument(
+            help="Safetensors file with layers.N.hidden_states, or input_ids for Transformers."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="File of statistics to write.")],
     scales: Annotated[

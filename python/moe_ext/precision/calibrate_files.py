@@ -17,6 +17,7 @@ from moe_ext.nn.experts import Experts
 from moe_ext.precision._capture import routed
 from moe_ext.precision._checkpoint import Checkpoint, ExpertLayer
 from moe_ext.precision._measure import Measurement
+from moe_ext.precision._model_states import hidden_states_of
 from moe_ext.precision._routers import Router, expert_options
 from moe_ext.precision._tensor_files import Entry, read_header, read_tensor
 from moe_ext.precision.calibration import layouts_of, stats_of
@@ -24,6 +25,10 @@ from moe_ext.precision.stats import PrecisionStats
 
 _OP = "calibrate_checkpoint"
 _PARTS = ("hidden_states", "topk_ids", "topk_weights")
+_IDS = "input_ids"
+
+Parts = dict[str, Entry | Tensor]
+"""Of one layer by their names: read when they are needed, or there already."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,9 @@ def calibrate_checkpoint(
         data: a safetensors file with hidden states as they reach the layers: for the layer with
             the number N `layers.N.hidden_states`, (..., hidden_size), in any floating dtype; or
             with the experts' prefix in place of `layers.N`. Beside them `topk_ids` and
-            `topk_weights`, (..., top_k), if not the checkpoint's router is to choose.
+            `topk_weights`, (..., top_k), if not the checkpoint's router is to choose. Or
+            `input_ids` alone, (sequences, length), which the model turns into hidden states: needs
+            Transformers, and memory for the whole model meanwhile.
         scales: see `calibrate`.
         min_rows: see `calibrate`.
         activation: of the experts; None is what config.json says.
@@ -84,7 +91,13 @@ def calibrate_checkpoint(
     if not layers:
         raise ValueError(f"{_OP}: {checkpoint.directory} must have layers of experts, got none")
     path = Path(data)
-    parts = _parts_of(layers, path, read_header(_OP, path).entries)
+    entries = read_header(_OP, path).entries
+    if set(entries) == {_IDS}:
+        parts = _parts_of_ids(
+            layers, checkpoint, entries[_IDS], "cpu" if device is None else device
+        )
+    else:
+        parts = _parts_of(layers, path, entries)
     found = {}
     for done, (name, layer) in enumerate(layers.items()):
         experts = _experts_of(layer, config, activation, device)
@@ -104,15 +117,43 @@ def calibrate_checkpoint(
     return CalibratedCheckpoint(PrecisionStats(found), without)
 
 
-def _parts_of(
-    layers: Mapping[str, ExpertLayer], path: Path, entries: Mapping[str, Entry]
-) -> dict[str, dict[str, Entry]]:
-    """Return the data of each layer by the part's name."""
-    by_number: dict[str, list[str]] = {}
+def _by_number(layers: Mapping[str, ExpertLayer]) -> dict[str, list[str]]:
+    """Return the layers that "layers.N" may mean; more than one where a model has two stacks."""
+    found: dict[str, list[str]] = {}
     for name in layers:
         if number := re.search(r"(?:^|\.)layers\.(\d+)\.", f"{name}."):
-            by_number.setdefault(f"layers.{int(number[1])}", []).append(name)
-    parts: dict[str, dict[str, Entry]] = {}
+            found.setdefault(f"layers.{int(number[1])}", []).append(name)
+    return found
+
+
+def _parts_of_ids(
+    layers: Mapping[str, ExpertLayer],
+    checkpoint: Checkpoint,
+    entry: Entry,
+    device: torch.device | str,
+) -> dict[str, Parts]:
+    """Return hidden states of each layer that the model itself has made of token ids."""
+    ids = read_tensor(entry)
+    if ids.dim() != 2 or ids.is_floating_point() or ids.dtype is torch.bool or not ids.numel():
+        raise ValueError(
+            f"{_OP}: {_IDS} must be whole numbers of shape (sequences, length), got {ids.dtype} "
+            f"{tuple(ids.shape)}"
+        )
+    found = hidden_states_of(_OP, checkpoint.directory, ids, device)
+    numbers = _by_number(layers)
+    return {
+        names[0]: {"hidden_states": found[int(key.removeprefix("layers."))]}
+        for key, names in numbers.items()
+        if len(names) == 1 and int(key.removeprefix("layers.")) in found
+    }
+
+
+def _parts_of(
+    layers: Mapping[str, ExpertLayer], path: Path, entries: Mapping[str, Entry]
+) -> dict[str, Parts]:
+    """Return the data of each layer by the part's name."""
+    by_number = _by_number(layers)
+    parts: dict[str, Parts] = {}
     for key, entry in entries.items():
         base, _, part = key.rpartition(".")
         names = [base] if base in layers else by_number.get(base, [])
@@ -157,10 +198,10 @@ def _tokens_of(
     config: Mapping[str, Any],
     name: str,
     experts: Experts,
-    parts: Mapping[str, Entry],
+    parts: Parts,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return hidden states, weights and ids of a layer's tokens."""
-    hidden = read_tensor(parts["hidden_states"])
+    hidden = _tensor(parts["hidden_states"])
     wanted = (*hidden.shape[:-1], experts.hidden_size)
     if tuple(hidden.shape) != wanted or not hidden.is_floating_point():
         raise ValueError(
@@ -170,7 +211,7 @@ def _tokens_of(
     hidden = hidden.reshape(-1, experts.hidden_size).bfloat16()
     if "topk_ids" not in parts:
         return (hidden, *Router(_OP, checkpoint, config, name)(hidden))
-    ids, weights = (read_tensor(parts[part]) for part in _PARTS[1:])
+    ids, weights = (_tensor(parts[part]) for part in _PARTS[1:])
     if (
         ids.shape != weights.shape
         or ids.dim() < 1
@@ -185,3 +226,7 @@ def _tokens_of(
         )
     rows = (hidden.shape[0], ids.shape[-1])
     return hidden, weights.float().reshape(rows), ids.reshape(rows)
+
+
+def _tensor(part: Entry | Tensor) -> Tensor:
+    return part if isinstance(part, Tensor) else read_tensor(part)

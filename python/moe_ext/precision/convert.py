@@ -79,8 +79,8 @@ def convert_checkpoint(
         taken apart (`{prefix}.{expert}.gate_proj.weight`, ...); in FP8 with a `weight_scale_inv`
         (scales per block) or `weight_scale` beside them, or in BF16. All other tensors are the
         source's bytes. Beside them are an index, the plan as `precision_plan.json`, and the
-        source's other files; `config.json` gets a `quantization_config`, so that no reader takes
-        FP8 values for weights.
+        source's other files; `config.json` gets a `quantization_config` that names the method, by
+        which other readers can tell that FP8 values are no weights without their scales.
 
     Raises:
         ValueError: an argument differs from the above, or plan and checkpoint do not fit.
