@@ -8,12 +8,13 @@ import sys
 import pytest
 import torch
 from moe_ext import topk_routing
+from moe_ext.nn import Experts
 from moe_ext.precision import calibrate, calibrate_checkpoint, plan_precision, realistic_layer
 from moe_ext.precision.stats import NUMBERS, SHAPES
 
 pytest.importorskip("safetensors")
 from safetensors.torch import load_file, save_file
-from support.nn import per_expert
+from support.nn import packed, per_expert
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, TOKENS = 8, 2, 128, 64, 300
 SOFTMAX = {"model_type": "qwen3_moe", "norm_topk_prob": True, "num_experts_per_tok": TOP_K}
@@ -112,6 +113,37 @@ def test_routing_may_be_in_the_data(tmp_path, base):
     planned = plan_precision(found, byte_budget=0.2)
     for number, (layer, _, _) in model.items():
         assert (prefix_of(number), layer.super_experts[0], "down") in set(planned.plan.bf16())
+
+
+def test_gpt_oss_is_packed_transposed_and_interleaved_with_biases(tmp_path):
+    layer = realistic_layer(EXPERTS, HIDDEN, INTERMEDIATE, top_k=TOP_K)
+    biases = {
+        "w13_bias": torch.randn(EXPERTS, 2 * INTERMEDIATE).bfloat16(),
+        "w2_bias": torch.randn(EXPERTS, HIDDEN).bfloat16(),
+    }
+    prefix, router = "model.layers.4.mlp", torch.randn(EXPERTS, HIDDEN).bfloat16() / 8
+    router_bias = torch.randn(EXPERTS).bfloat16()
+    tensors = packed(
+        {"w13": layer.w13, "w2": layer.w2} | biases, f"{prefix}.experts.", transposed=True
+    )
+    tensors |= {f"{prefix}.router.weight": router, f"{prefix}.router.bias": router_bias}
+    (tmp_path / "in").mkdir()
+    save_file({n: t.contiguous() for n, t in tensors.items()}, tmp_path / "in/model.safetensors")
+    config = {"model_type": "gpt_oss", "num_experts_per_tok": TOP_K, "hidden_act": "silu"}
+    (tmp_path / "in/config.json").write_text(json.dumps(config))
+    hidden = layer.tokens(TOKENS).hidden_states
+    save_file({"layers.4.hidden_states": hidden}, tmp_path / "data")
+    own = calibrate_checkpoint(tmp_path / "in", tmp_path / "data").stats.layers
+    experts = Experts.from_state_dict(
+        tensors,
+        prefix=f"{prefix}.experts",
+        activation="swiglu_oai",
+        gate_up_layout="interleaved",
+    )
+    logits = hidden.float() @ router.float().T + router_bias.float()
+    routing = topk_routing(logits, TOP_K, scoring="softmax_topk")
+    wanted = calibrate(experts, [(hidden, *routing)]).layers["experts"]
+    assert_same(own[f"{prefix}.experts"], wanted)
 
 
 def test_layers_without_data_are_judged_from_their_weights(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from moe_ext.precision import PrecisionPlan
 
 pytest.importorskip("typer")
 pytest.importorskip("safetensors")
+from moe_ext.cli import main
 from moe_ext.precision import PrecisionStats
 from safetensors.torch import save_file
 from support.cli import EXPERTS, Shell, prefix_of, write_model
@@ -211,6 +214,13 @@ def test_as_a_module_and_in_a_pipe(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == f"moe-ext: {tmp_path / 'lost'}: No such file or directory\n"
+
+
+def test_the_script_is_the_function():
+    said = re.search(
+        r'^moe-ext = "(.+):(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert getattr(importlib.import_module(said[1]), said[2]) is main
 
 
 def test_progress_is_silent_in_pipes(tmp_path):

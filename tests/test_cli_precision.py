@@ -18,6 +18,7 @@ pytest.importorskip("typer")
 pytest.importorskip("safetensors")
 from safetensors.torch import load_file
 from support.cli import EXPERTS, NUMBERS, Shell, prefix_of, write_model
+from support.precision import layer_stats
 from support.tolerance import assert_same_bits
 
 
@@ -91,6 +92,15 @@ def test_statistics_are_those_of_the_function(shell, paths):
         assert torch.equal(own.layers[name].error, layer.error)
         assert own.layers[name].min_rows == 40
         assert own.layers[name].down_scales == "channel"
+
+
+def test_names_with_brackets_are_printed_as_they_are(shell, tmp_path):
+    name, path = "a[bold].layers.0.:smile:[/x]", tmp_path / "s[red].safetensors"
+    PrecisionStats({name: layer_stats([(1.0, 2.0)])}).save(path)
+    assert name in shell("report", path)
+    said = shell("plan", path, "--budget", "1%", "--out", tmp_path / "p[i].json")
+    assert (tmp_path / "p[i].json").is_file()
+    assert said.startswith("0 of 2 stages")
 
 
 def test_budgets_in_bytes_and_errors(shell, paths):

@@ -216,6 +216,13 @@ def test_other_files_and_the_plan_are_beside_it(tmp_path):
     assert total == sum(t.nbytes for t in all_tensors(tmp_path / "out").values())
 
 
+def test_a_second_copy_of_the_weights_is_not_looked_at(tmp_path):
+    layers = write_checkpoint(tmp_path / "in", files=1)
+    (tmp_path / "in/consolidated.safetensors").write_bytes(b"other")
+    convert_checkpoint(tmp_path / "in", plan_of(layers), tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) == 1
+
+
 def test_progress_ends_at_the_total(tmp_path):
     layers = write_checkpoint(tmp_path / "in")
     lock, done = threading.Lock(), []

@@ -27,10 +27,14 @@ _PIPE_COLUMNS = 200
 
 
 def console() -> Console:
-    """Return a console on what is stdout now."""
+    """Return a console on what is stdout now; brackets and colons of names are no markup."""
     terminal = sys.stdout.isatty()
     return Console(
-        highlight=False, soft_wrap=not terminal, width=None if terminal else _PIPE_COLUMNS
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=not terminal,
+        width=None if terminal else _PIPE_COLUMNS,
     )
 
 

@@ -51,7 +51,7 @@ def gemm(
         sm_count=sm_count,
         measure_on=measure_on,
     )
-    console().print(str(told), markup=False)
+    console().print(str(told))
 
 
 @app.command("layer")
@@ -82,7 +82,7 @@ def layer(
         measure_on=measure_on,
         **problem,
     )
-    console().print(str(told), markup=False)
+    console().print(str(told))
 
 
 def _layout(dtype: str, scales: str | None, default: str) -> str | None:

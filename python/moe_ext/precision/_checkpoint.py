@@ -15,10 +15,11 @@ from moe_ext.nn._packed import PackedReader, refuse_mxfp4
 from moe_ext.nn._per_expert import EXPERT_NAMES, PerExpertReader
 from moe_ext.nn._pieces import quoted
 from moe_ext.nn._source import Source
-from moe_ext.precision._tensor_files import DTYPES, Entry, meta_tensor, read_header, read_tensor
+from moe_ext.precision._tensor_files import Entry, meta_tensor, read_header, read_tensor
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+_WHOLE = "model.safetensors"
 _PER_EXPERT = re.compile(rf"(.+)\.\d+\.({'|'.join(sorted(EXPERT_NAMES))})\.weight")
 _PACKED = re.compile(r"(.+)\.(gate_up_proj|up_proj|down_proj)(_blocks)?")
 _GATES = ("gate_proj", "gate_up_proj", "w3")
@@ -185,7 +186,9 @@ def _indexed(op: str, index: Path) -> dict[Path, tuple[str, ...] | None]:
 
 
 def _found(op: str, directory: Path) -> dict[Path, tuple[str, ...] | None]:
-    files = sorted(directory.glob("*.safetensors"))
+    # Some publish the same weights a second time, under names of their own.
+    whole = directory / _WHOLE
+    files = [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{op}: {directory} must hold {INDEX} or *.safetensors, got neither")
     return dict.fromkeys(files)
@@ -209,14 +212,3 @@ def _in_order(name: str) -> list[tuple[int, int, str]]:
 def _listed(names: Mapping[str, object]) -> str:
     shown = ", ".join(quoted(name) for name in list(names)[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "") or "none"
-
-
-__all__ = [
-    "CONFIG",
-    "DTYPES",
-    "INDEX",
-    "Checkpoint",
-    "CheckpointSource",
-    "ExpertLayer",
-    "Tensors",
-]
