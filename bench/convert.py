@@ -1,7 +1,7 @@
 """Time the conversion of a checkpoint to a plan, and the memory that it takes.
 
     python -m bench.convert --dir /somewhere/on/a/disk --out convert.jsonl
-    python -m bench.convert --read convert.jsonl --check
+    python -m bench.convert --read convert.jsonl --check --markdown docs/cli.md
 
 Writes a checkpoint of random experts in BF16, in two files, and converts it several times, in a
 fresh process each. Needs no GPU, but 5 GB of disk for two layers of qwen3-30b.
@@ -24,9 +24,18 @@ from moe_ext.precision import PrecisionPlan, convert_checkpoint
 
 from bench.appending import check_appendable, open_to_append
 from bench.cases import Case, case_names, get_case
-from bench.convert_rows import OP, ConvertRow, load_convert_rows, misses
+from bench.convert_rows import (
+    CONVERT_BEGIN,
+    CONVERT_END,
+    OP,
+    ConvertRow,
+    load_convert_rows,
+    misses,
+    section,
+)
 from bench.files import refused_in_a_line
 from bench.measure import Environment
+from bench.tables import replace_section
 
 PREFIX = "model.layers.{}.mlp.experts"
 BF16_EXPERTS = 3
@@ -174,6 +183,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dir", type=Path, help="a folder for the files; a temporary one by default")
     add("--out", type=Path, default=Path("convert.jsonl"), help="JSONL file, appended to")
     add("--read", type=Path, nargs="+", help="read these files and measure nothing")
+    add("--markdown", type=Path, help="put the table between the marks of this page")
     add("--check", action="store_true", help="fail if a bar is missed")
     add("--commit", default=None, help="revision for the rows; read from git by default")
     add("--dry-run", action="store_true", help="a miniature")
@@ -194,6 +204,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows = [row for path in args.read for row in load_convert_rows(path)]
         else:
             rows = _measure_into(args)
+    if args.markdown is not None:
+        page = replace_section(args.markdown.read_text(), section(rows), CONVERT_BEGIN, CONVERT_END)
+        args.markdown.write_text(page)
     found = misses(rows)
     if args.check:
         print(*found, f"{len(rows)} rows, {len(found)} bars missed", sep="\n")

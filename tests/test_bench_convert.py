@@ -9,9 +9,18 @@ import pytest
 
 pytest.importorskip("safetensors")
 from bench import convert
-from bench.convert_rows import ConvertRow, load_convert_rows, misses
+from bench.convert_rows import (
+    CONVERT_BEGIN,
+    CONVERT_END,
+    ConvertRow,
+    load_convert_rows,
+    misses,
+    section,
+)
 
-ROWS = Path(convert.__file__).parent / "results/convert-2026-11-30.jsonl"
+ROOT = Path(convert.__file__).parent.parent
+PAGE = ROOT / "docs/cli.md"
+ROWS = ROOT / "bench/results/convert-2026-11-30.jsonl"
 ROW = ConvertRow(
     op="convert",
     case="qwen3-30b",
@@ -75,3 +84,19 @@ def test_committed_rows_meet_the_bars():
     assert {row.scales for row in rows} == {"block", "channel", "tensor"}
     assert all(row.num_experts == 128 and row.num_layers == 2 for row in rows)
     assert misses(rows) == []
+
+
+def test_the_page_is_made_of_the_committed_rows(tmp_path):
+    text = PAGE.read_text()
+    assert text == convert.replace_section(
+        text, section(load_convert_rows(ROWS)), CONVERT_BEGIN, CONVERT_END
+    )
+    page = tmp_path / "page.md"
+    page.write_text(f"a\n{CONVERT_BEGIN}\nold\n{CONVERT_END}\nb\n")
+    assert convert.main(["--read", str(ROWS), "--markdown", str(page)]) == 0
+    assert "old" not in page.read_text()
+    assert "2 layers of qwen3-30b" in page.read_text()
+
+
+def test_without_rows_the_page_says_so():
+    assert section([]) == "Nothing has been measured yet."
