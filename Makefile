@@ -26,7 +26,7 @@ endif
 .DEFAULT_GOAL := test
 
 test:
-	$(SETUP) test,bench
+	$(SETUP) test,bench,cli
 	$(RUN) -m pytest $(if $(GPU),,-m "not gpu") $(ARGS)
 
 demo:

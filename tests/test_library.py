@@ -45,7 +45,7 @@ def library(monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "ops", ops)
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(_library, "_driver_cuda_version", lambda: 13000)
+    monkeypatch.setattr(_library, "driver_cuda_version", lambda: 13000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu())
     return ops
 
@@ -96,7 +96,7 @@ def test_cpu_only_install(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize(("driver", "said"), [(12080, "got one for CUDA 12.8"), (None, "got none")])
 def test_old_or_no_driver(monkeypatch, driver, said):
-    monkeypatch.setattr(_library, "_driver_cuda_version", lambda: driver)
+    monkeypatch.setattr(_library, "driver_cuda_version", lambda: driver)
     expect(f"driver must serve CUDA 13.0 .*580.* or newer, {said}; update")
 
 

@@ -318,6 +318,43 @@ def test_outputs_of_models():
 # what is refused
 
 
+class TwoLayers(nn.Module):
+    """Two layers of experts, of which one gets no token."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.used, self.idle = layer.experts(), layer.experts()
+
+    def forward(self, *tokens):
+        return self.used(*tokens)
+
+
+def test_a_layer_without_a_token_is_judged_from_its_weights():
+    source = realistic_layer(16, 128, 96, top_k=4, super_experts=1, seed=3)
+    model = TwoLayers(source)
+    stats = calibrate(model, [tuple(source.tokens(256))], measure_model=False)
+    used, idle = stats.layers["used"], stats.layers["idle"]
+    assert bool(idle.from_weights.all())
+    assert (idle.num_tokens, int(idle.rows.sum()), idle.fp8_noise) == (0, 0, 0)
+    for part in ("kurtosis", "max_over_rms", "weight_error"):
+        assert torch.equal(getattr(idle, part), getattr(used, part))
+    assert bool((idle.error > 0).all())
+    (super_expert,) = source.super_experts
+    assert int(idle.error[:, 1].argmax()) == super_expert
+    # What FP8 changes in normal weights is about as much of an output in any layer.
+    ratio = float(idle.error.sum()) / idle.signal
+    assert 1e-4 < ratio < 0.1
+    planned = plan_precision(stats, byte_budget=0.2)
+    assert ("idle", super_expert, "down") in set(planned.plan.bf16())
+
+
+def test_a_model_in_which_a_layer_gets_no_token_is_measured():
+    source = realistic_layer(8, 64, 32, top_k=2, super_experts=1)
+    stats = calibrate(TwoLayers(source), [tuple(source.tokens(64))])
+    assert stats.layers["idle"].model_noise == 0
+    assert not bool(stats.model_share("idle").any())
+
+
 class Nothing(nn.Module):
     def forward(self, x):
         return None

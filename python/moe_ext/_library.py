@@ -42,13 +42,14 @@ class DeviceKernels(NamedTuple):
     preload_kernels: Callable[..., int]
 
 
-def _torch_version() -> tuple[int, int]:
+def torch_version() -> tuple[int, int]:
+    """Return major and minor version of torch."""
     match = re.match(r"(\d+)\.(\d+)", torch.__version__)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _driver_cuda_version() -> int | None:
-    """CUDA version the driver serves (13000 for 13.0), or None where no driver is installed."""
+def driver_cuda_version() -> int | None:
+    """Return the CUDA version the driver serves, 13000 for 13.0; None where there is no driver."""
     version = ctypes.c_int()
     try:
         status = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -58,7 +59,7 @@ def _driver_cuda_version() -> int | None:
 
 
 def _check_environment() -> None:
-    if _torch_version() < OLDEST_TORCH:
+    if torch_version() < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         raise RuntimeError(
             f"moe_ext: torch must be {oldest} or newer for the CUDA kernels, got "
@@ -75,7 +76,7 @@ def _check_environment() -> None:
             "was installed for the CPU only; reinstall it with MOE_EXT_BUILD_CUDA=on in the "
             "environment of pip"
         )
-    driver = _driver_cuda_version()
+    driver = driver_cuda_version()
     if driver is None or driver < OLDEST_DRIVER_CUDA:
         have = "none" if driver is None else f"one for CUDA {driver // 1000}.{driver % 1000 // 10}"
         raise RuntimeError(

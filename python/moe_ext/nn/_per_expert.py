@@ -11,6 +11,8 @@ from moe_ext.nn._source import Source
 
 _NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _UNGATED_NAMES = (("up_proj", "down_proj"), ("w1", "w2"))
+EXPERT_NAMES = frozenset(name for names in _NAMES for name in names)
+"""What an expert's matrices are called."""
 _SCALES = ("weight_scale_inv", "weight_scale")
 _INPUT_SCALES = ("input_scale", "activation_scale")
 _PARTS = ("weight", "bias", *_SCALES, *_INPUT_SCALES)

@@ -46,11 +46,17 @@ def load_tensors(
     device: torch.device | str | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and header of a file of the given form."""
-    safe_open = _safetensors(op).safe_open
-    with safe_open(str(path), framework="pt", device=str(device or "cpu")) as file:
+    safetensors = _safetensors(op)
+    with Path(path).open("rb"):
+        pass  # the system's own words for a file that is not there, or may not be read
+    try:
+        opened = safetensors.safe_open(str(path), framework="pt", device=str(device or "cpu"))
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{op}: {path} must be a safetensors file, got {error}") from None
+    with opened as file:
         try:
             header = json.loads((file.metadata() or {}).get(_KEY, "null"))
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             header = None
         check_header(op, header, form, version)
         return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118

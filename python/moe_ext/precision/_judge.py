@@ -46,6 +46,11 @@ def judge(measured: Measurement, min_rows: int) -> tuple[Tensor, Tensor]:
     return torch.where(enough[:, None], error, estimate), ~enough
 
 
+def promised_signal(measured: Measurement, min_rows: int) -> float:
+    """Return the energy of the output that weights promise if each expert had `min_rows` rows."""
+    return min_rows * float(_promised_energy(measured).sum())
+
+
 def _promised_energy(measured: Measurement) -> Tensor:
     """Return (num_experts,): how the sizes of weights multiply on the way to an expert's output."""
     first, down = measured.weights["weight_energy"].unbind(1)

@@ -77,6 +77,13 @@ class Measurement:
         self.fp8_noise += energy(noise)
         self.signal_max = max(self.signal_max, largest(output))
 
+    def look_at_weights(self) -> None:
+        """See to what is known without tokens, where none came."""
+        if not self._has_weights:
+            for expert in range(self.experts.num_experts):
+                self._weights_of(expert)
+            self._has_weights = True
+
     def _weights_of(self, expert: int) -> tuple[Tensor, Tensor]:
         """Return both weights as FP8 has them; the first time, look at them too."""
         dense = []

@@ -234,6 +234,31 @@ class ExpertBank(LayerOptions, PackedWeights):
 
         return load_bank(cls, path, device)
 
+    @classmethod
+    def from_checkpoint(
+        cls,
+        directory: str | Path,
+        layer: str,
+        *,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> ExpertBank:
+        """Read one layer of a checkpoint that `convert_checkpoint` (`moe-ext convert`) wrote.
+
+        Args:
+            directory: of the checkpoint.
+            layer: its name in the plan, as "model.layers.3.mlp.experts".
+            device: of the bank; None is the CPU.
+            **options: see `ExpertBank`; gate and up are concatenated.
+
+        Raises:
+            ValueError: there is no such checkpoint or layer, or it differs from its plan.
+            OSError: a file cannot be read.
+        """
+        from moe_ext.precision._bank_checkpoint import bank_of_checkpoint
+
+        return bank_of_checkpoint(cls, directory, layer, device, options)
+
     @property
     def num_experts(self) -> int:
         """How many experts are here."""

@@ -13,7 +13,7 @@ from moe_ext.nn._pieces import LAYOUTS, quoted
 from moe_ext.nn.experts import Experts
 from moe_ext.nn.moe_layer import MoELayer
 from moe_ext.precision._capture import capture, layers_of, output_of, replaced, run
-from moe_ext.precision._judge import judge
+from moe_ext.precision._judge import judge, promised_signal
 from moe_ext.precision._measure import Measurement, Routed, energy
 from moe_ext.precision.bank import ExpertBank
 from moe_ext.precision.layer_plan import STAGES, LayerPlan, StagePlan
@@ -52,10 +52,11 @@ def calibrate(
             that is a tensor, its `logits`, or its first element.
 
     Returns:
-        The statistics of each layer under its name in the model; `Experts` alone are "experts".
+        The statistics of each layer under its name in the model; `Experts` alone are "experts". A
+        layer that no token reached is judged from its weights alone, all experts of it.
 
     Raises:
-        ValueError: an argument differs from the above, no token reached a layer, or an output is
+        ValueError: an argument differs from the above, no token reached any layer, or an output is
             not finite.
 
     Notes:
@@ -73,7 +74,7 @@ def calibrate(
         >>> int(of_down.argmax()) == layer.super_experts[0]
         True
     """
-    layouts = _layouts(scales)
+    layouts = layouts_of(scales)
     if not isinstance(model_or_layer, nn.Module):
         raise ValueError(
             f"{_OP}: `model_or_layer` must be an nn.Module, got {shown(model_or_layer)}"
@@ -98,16 +99,25 @@ def calibrate(
             _flush(measured, waiting)
             held = 0
     _flush(measured, waiting)
+    if not any(bool(own.rows.any()) for own in measured.values()):
+        raise ValueError(
+            f"{_OP}: `batches` must hold tokens that reach {', '.join(map(quoted, layers))}, got "
+            "none"
+        )
     signal, noises = None, dict[str, float | None].fromkeys(layers)
     if of_model:
         output = output_of if model_output is None else model_output
         signal, noises = _model_errors(model_or_layer, layers, kept, layouts, output)
     return PrecisionStats(
-        {name: _stats(name, own, min_rows, signal, noises[name]) for name, own in measured.items()}
+        {
+            name: stats_of(name, own, min_rows, signal, noises[name])
+            for name, own in measured.items()
+        }
     )
 
 
-def _layouts(scales: Any) -> dict[str, str]:
+def layouts_of(scales: Any) -> dict[str, str]:
+    """Return the layout of scales of each stage, from the argument of `calibrate`."""
     layouts = dict.fromkeys(STAGES, scales) if isinstance(scales, str) else scales
     if (
         not isinstance(layouts, Mapping)
@@ -155,12 +165,24 @@ def _model_errors(
     return sum(energy(result.float()) for result in results), noises
 
 
-def _stats(
-    name: str, own: Measurement, min_rows: int, signal: float | None, noise: float | None
+def stats_of(
+    name: str,
+    own: Measurement,
+    min_rows: int,
+    signal: float | None = None,
+    noise: float | None = None,
 ) -> LayerStats:
+    """Return the statistics of a layer.
+
+    Args:
+        name: of the layer, in messages.
+        own: what was measured.
+        min_rows: see `calibrate`.
+        signal: energy of the model's output; None where no model was measured.
+        noise: energy of what FP8 in this layer changes in it; None likewise.
+    """
     experts = own.experts
-    if not bool(own.rows.any()):
-        raise ValueError(f'{_OP}: `batches` must hold tokens that reach "{name}", got none')
+    own.look_at_weights()
     error, from_weights = judge(own, min_rows)
     finite = error.isfinite()
     if not bool(finite.all()):
@@ -181,7 +203,8 @@ def _stats(
         down_scales=own.scales["down"],
         num_tokens=own.num_tokens,
         min_rows=min_rows,
-        signal=own.signal,
+        # As errors from weights alone are, so that they can be set against it.
+        signal=own.signal if bool(own.rows.any()) else promised_signal(own, min_rows),
         signal_max=own.signal_max,
         fp8_noise=own.fp8_noise,
         model_signal=signal,

@@ -109,7 +109,7 @@ def plan_precision(
         if budget is not None and not (0 <= budget < math.inf):
             raise ValueError(f"{_OP}: `{name}` must be finite and not negative, got {budget}")
     items = _ordered(stats)
-    fp8_bytes = sum(map(_layer_fp8_bytes, stats.layers.values()))
+    fp8_bytes = fp8_bytes_of(stats)
     # What is left after so many choices; summed from the small end, so that it never rises.
     left = [0.0]
     for item in reversed(items):
@@ -208,6 +208,11 @@ def stage_bytes(layer: LayerStats, stage: str, in_bf16: bool) -> int:
     layout = layer.gate_up_scales if stage == "gate_up" else layer.down_scales
     scales = math.prod(scale_shape(layout, 1, n, k, stage == "gate_up" and layer.halves))
     return n * ceil_div(k, _ROW_BYTES) * _ROW_BYTES + 4 * scales
+
+
+def fp8_bytes_of(stats: PrecisionStats) -> int:
+    """Return the bytes of all experts' weights and scales, all of them in FP8."""
+    return sum(map(_layer_fp8_bytes, stats.layers.values()))
 
 
 def _layer_fp8_bytes(layer: LayerStats) -> int:

@@ -36,7 +36,8 @@ class LayerStats:
         down_scales: the same of the second GEMM.
         num_tokens: how many tokens there were.
         min_rows: from how many rows on an expert is judged by what they show.
-        signal: energy of the layer's output in BF16, without a shared expert.
+        signal: energy of the layer's output in BF16, without a shared expert; where no token
+            reached the layer, what its weights promise for `min_rows` rows an expert.
         signal_max: largest magnitude of an element of it.
         fp8_noise: energy of what FP8 in all stages of all experts changes in it, measured.
         model_signal: energy of the model's output; None where no model was given.
@@ -102,7 +103,7 @@ class LayerStats:
         return 10 * math.log10(self.signal / total) if total else math.inf
 
 
-_SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "rows": ((), torch.int64),
     "from_weights": ((), torch.bool),
     "error": ((2,), torch.float64),
@@ -114,7 +115,7 @@ _SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "max_over_rms": ((2,), torch.float64),
     "weight_error": ((2,), torch.float64),
 }
-_NUMBERS = tuple(field.name for field in fields(LayerStats) if field.name not in _SHAPES)
+NUMBERS = tuple(field.name for field in fields(LayerStats) if field.name not in SHAPES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,10 +156,10 @@ class PrecisionStats:
         tensors = {
             f"{index}.{name}": getattr(stats, name)
             for index, stats in enumerate(self.layers.values())
-            for name in _SHAPES
+            for name in SHAPES
         }
         layers = {
-            name: {number: getattr(stats, number) for number in _NUMBERS}
+            name: {number: getattr(stats, number) for number in NUMBERS}
             for name, stats in self.layers.items()
         }
         header = {"format": FORMAT, "version": VERSION, "stages": STAGES, "layers": layers}
@@ -170,31 +171,24 @@ class PrecisionStats:
 
         Raises:
             ValueError: the file holds no statistics, or those of a later version; or a part is
-                missing or of another shape.
+                missing, of another shape, or has values that statistics cannot have.
+            OSError: it cannot be read.
         """
+        from moe_ext.precision._stats_checks import check_layer_stats
+
         op = f"{_OP}.load"
         tensors, header = load_tensors(op, path, FORMAT, VERSION)
+        found = header.get("layers")
+        if not isinstance(found, dict) or not found:
+            got = "an empty one" if found == {} else shown(found)
+            raise ValueError(
+                f"{op}: `layers` must be an object with statistics of layers, got {got}"
+            )
         layers = {}
-        for index, (name, numbers) in enumerate(header["layers"].items()):
-            where = f"layers[{quoted(name)}]"
-            parts: dict[str, Any] = {part: tensors.get(f"{index}.{part}") for part in _SHAPES}
-            rows = parts["rows"]
-            for part, (rest, dtype) in _SHAPES.items():
-                tensor = parts[part]
-                shape = (0 if rows is None or not rows.dim() else rows.shape[0], *rest)
-                if tensor is None or tuple(tensor.shape) != shape or tensor.dtype is not dtype:
-                    raise ValueError(
-                        f"{op}: `{where}.{part}` must be {str(dtype).removeprefix('torch.')} of "
-                        f"shape {shape}, got {_got(tensor)}"
-                    )
-            if set(numbers) != set(_NUMBERS):
-                got = ", ".join(numbers) or "nothing"
-                raise ValueError(f"{op}: `{where}` must have {', '.join(_NUMBERS)}, got {got}")
+        for index, (name, numbers) in enumerate(found.items()):
+            parts: dict[str, Any] = {p: tensors.pop(f"{index}.{p}", None) for p in SHAPES}
+            check_layer_stats(op, f"layers[{quoted(name)}]", numbers, parts)
             layers[name] = LayerStats(**numbers, **parts)
+        if tensors:
+            raise ValueError(f"{op}: the file must hold nothing else, got {shown(sorted(tensors))}")
         return cls(layers)
-
-
-def _got(tensor: Any) -> str:
-    if not isinstance(tensor, Tensor):
-        return shown(tensor)
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -1,0 +1,239 @@
+"""Errors of the command line: one line on stderr, 1 for what fails, 2 for arguments."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import moe_ext
+import pytest
+from moe_ext.precision import PrecisionPlan
+
+pytest.importorskip("typer")
+pytest.importorskip("safetensors")
+from moe_ext.cli import main
+from moe_ext.precision import PrecisionStats
+from safetensors.torch import save_file
+from support.cli import EXPERTS, Shell, prefix_of, write_model
+from support.precision import layer_stats
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = str(Path(moe_ext.__file__).parent.parent)
+
+
+@pytest.fixture
+def shell(capsys):
+    return Shell(capsys)
+
+
+@pytest.fixture
+def stats(tmp_path):
+    """A file of statistics of two experts."""
+    path = tmp_path / "stats.safetensors"
+    PrecisionStats({"a": layer_stats([(1.0, 2.0), (3.0, 4.0)])}).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nope"], "moe-ext: No such command 'nope'."),
+        (["convert"], "moe-ext convert: Missing argument 'model_dir'."),
+        (["plan", "x"], "moe-ext plan: Missing option '--out'."),
+        (
+            ["plan", "x", "--out", "y"],
+            "moe-ext plan: Invalid value: one of --budget and --error-budget must be given, got "
+            "neither",
+        ),
+        (
+            ["plan", "x", "--out", "y", "--budget", "2%", "--error-budget", "30dB"],
+            "moe-ext plan: Invalid value: one of --budget and --error-budget must be given, got "
+            "both",
+        ),
+        (
+            ["kernels", "--dtype", "int8"],
+            "moe-ext kernels: Invalid value: --dtype must be one of bf16, fp8, got int8",
+        ),
+    ],
+)
+def test_arguments_that_are_none(shell, arguments, message):
+    said = shell.fails(*arguments, code=2)
+    assert said.lower() == message.lower()  # versions of typer write names of arguments both ways
+
+
+@pytest.mark.parametrize("number", ["--tokens", "--top"])
+def test_numbers_out_of_range(shell, stats, number):
+    said = shell.fails("report", stats, number, -1, code=2)
+    assert said.startswith(f"moe-ext report: Invalid value for '{number}'")
+
+
+def test_without_a_command_there_is_help(shell):
+    assert shell(code=2) == ""
+    assert shell.fails("explain", code=2) == "moe-ext explain: Missing command."
+    assert "calibrate" in shell("--help")
+    assert shell("--version") == f"moe-ext {moe_ext.__version__}\n"
+
+
+@pytest.mark.parametrize("budget", ["2", "2 percent", "-1%", "MiB", "5XB", "", "1e3B"])
+def test_budgets_that_are_none(shell, stats, tmp_path, budget):
+    out = tmp_path / "plan.json"
+    said = shell.fails("plan", stats, f"--budget={budget}", "--out", out)
+    assert said == (
+        "moe-ext: plan: `--budget` must be a share of FP8's bytes, as 2%, or bytes in B, kB, MB, "
+        f"GB, KiB, MiB, GiB, as 512MiB, got {budget!r}"
+    )
+    said = shell.fails("plan", stats, f"--error-budget={budget}", "--out", out)
+    assert said.startswith("moe-ext: plan: `--error-budget` must be signal over noise, as 30dB")
+    assert not out.exists()
+
+
+def test_files_that_are_not_there(shell, stats, tmp_path):
+    path = tmp_path / "lost"
+    assert shell.fails("report", path) == f"moe-ext: {path}: No such file or directory"
+    said = shell.fails("report", stats, "--plan", path)
+    assert said == f"moe-ext: {path}: No such file or directory"
+    said = shell.fails("convert", path, "--plan", path, "--out", tmp_path / "out")
+    assert said == f"moe-ext: {path}: No such file or directory"
+    said = shell.fails("calibrate", path, path, "--out", tmp_path / "out")
+    assert said == (
+        f"moe-ext: calibrate_checkpoint: {path} must be a folder with a safetensors checkpoint, "
+        "got none"
+    )
+
+
+def test_files_of_others(shell, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_file({"w": layer_stats([(1.0, 1.0)]).error}, path)
+    said = shell.fails("report", path)
+    assert said.startswith("moe-ext: PrecisionStats.load: `format` must be")
+    path.write_text("{}")
+    said = shell.fails("plan", path, "--budget", "2%", "--out", tmp_path / "plan.json")
+    assert said.startswith(f"moe-ext: PrecisionStats.load: {path} must be a safetensors file, got")
+
+
+def test_where_nothing_can_be_written(shell, stats, tmp_path):
+    said = shell.fails("plan", stats, "--budget", "2%", "--out", tmp_path / "no/plan.json")
+    assert said == (f"moe-ext: {tmp_path / 'no'} must be a folder to write plan.json in, got none")
+    said = shell.fails("report", stats, "--png", tmp_path)
+    assert said == f"moe-ext: {tmp_path} must be a file to write, got a folder"
+
+
+REPORTS = {
+    "another layer": (
+        PrecisionPlan.uniform({"b": 2}),
+        'report: plan and statistics must be of the same layers, got "a", which the plan has not',
+    ),
+    "one layer more": (
+        PrecisionPlan.uniform({"a": 2, "b": 2}),
+        'report: plan and statistics must be of the same layers, got "b", which the statistics '
+        "have not",
+    ),
+    "another count": (
+        PrecisionPlan.uniform({"a": 3}),
+        'report: the plan must have 2 experts in "a", as the statistics, got 3',
+    ),
+    "other scales": (
+        PrecisionPlan.uniform({"a": 2}, scales="tensor"),
+        'report: the plan must have scales per block in gate_up of "a", as the statistics, got '
+        "tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_plans_of_other_models(shell, stats, tmp_path, name):
+    plan, message = REPORTS[name]
+    plan.save(tmp_path / "plan.json")
+    said = shell.fails("report", stats, "--plan", tmp_path / "plan.json")
+    assert said == f"moe-ext: {message}"
+
+
+def test_a_conversion_that_fails_leaves_nothing(shell, tmp_path, monkeypatch):
+    write_model(tmp_path)
+    PrecisionPlan.uniform({prefix_of(0): EXPERTS}).save(tmp_path / "plan.json")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("", (), {"free": 5})())
+    arguments = ("convert", tmp_path / "model", "--plan", tmp_path / "plan.json")
+    said = shell.fails(*arguments, "--out", tmp_path / "out")
+    assert said.endswith("bytes free, got 5")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_fault_of_a_command_is_not_hidden(shell, stats, monkeypatch):
+    monkeypatch.setattr("moe_ext.cli.report.layer_reports", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        shell("report", stats)
+
+
+def test_an_interrupt_is_one_line(shell, stats, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("moe_ext.cli.report.layer_reports", interrupt)
+    assert shell.fails("report", stats) == "moe-ext: interrupted"
+
+
+def test_without_matplotlib_the_error_says_what_to_install(shell, stats, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    said = shell.fails("report", stats, "--png", tmp_path / "x.png")
+    assert said == (
+        "moe-ext: report: the package `matplotlib` must be installed for pictures: "
+        'pip install "moe-ext[cli]"'
+    )
+
+
+def run(*arguments, script="import sys; from moe_ext.cli import main; sys.exit(main())"):
+    environment = {**os.environ, "PYTHONPATH": PACKAGE}
+    command = [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_without_its_packages_one_line_says_what_to_install(package):
+    script = (
+        f"import sys; sys.modules[{package!r}] = None; from moe_ext.cli import main; "
+        "sys.exit(main())"
+    )
+    done = run("doctor", script=script)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        "moe-ext: the packages typer and rich must be installed for the command line, got no "
+        f"{package}"
+    )
+    assert done.stderr.endswith(': pip install "moe-ext[cli]"\n')
+    assert done.stderr.count("\n") == 1
+
+
+def test_as_a_module_and_in_a_pipe(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": PACKAGE}
+    command = [sys.executable, "-W", "ignore", "-m", "moe_ext", "report", str(tmp_path / "lost")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"moe-ext: {tmp_path / 'lost'}: No such file or directory\n"
+
+
+def test_the_script_is_the_function():
+    said = re.search(
+        r'^moe-ext = "(.+):(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert getattr(importlib.import_module(said[1]), said[2]) is main
+
+
+def test_progress_is_silent_in_pipes(tmp_path):
+    write_model(tmp_path)
+    arguments = [tmp_path / "model", tmp_path / "data.safetensors", "--out", tmp_path / "stats"]
+    done = run("calibrate", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+
+
+def test_the_package_imports_nothing_of_the_command_line():
+    script = (
+        "import sys, moe_ext; "
+        "sys.exit(any(n.startswith(('typer', 'rich', 'moe_ext.cli')) for n in sys.modules))"
+    )
+    assert run(script=script).returncode == 0
