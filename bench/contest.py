@@ -19,11 +19,12 @@ from bench.timing import TimingPolicy
 GIVE_UP_FACTOR = 1.25
 # nor one whose samples of a first burst are.
 STOP_FACTOR = 1.1
-# Two timings of a kernel, or the SM clocks of kernels within `STOP_FACTOR` of the best, differ by
-# no more than this, or the cell says nothing.
-STEADY = 0.03
-# Of the best: kernels that a first, short pass finds within this share are timed again.
+# Kernels that take at most this share longer than the best are its rivals: where a first pass is a
+# short one they are timed again, and their clocks are compared.
 NEAR = 0.05
+# Two timings of a kernel, or the SM clocks of rivals, differ by no more than this, or the cell says
+# nothing.
+STEADY = 0.03
 
 
 @dataclass
@@ -128,12 +129,9 @@ def disagreement(rows: Iterable[Row]) -> str:
         ratio = max(row.again_us, time_of(row)) / min(row.again_us, time_of(row))
         if ratio > 1 + STEADY:
             return f"{row.config} took {row.median_us:.1f} us, then {row.again_us:.1f}"
-    near = [row for row in rows if time_of(row) <= STOP_FACTOR * best and row.sm_mhz is not None]
-    clocks = sorted((row.sm_mhz or 0.0, row.config, time_of(row)) for row in near)
-    if clocks:
-        high, fast, _ = clocks[-1]
-        for low, slow, slow_us in clocks:
-            # A kernel that would not be the fastest at the higher clock either changes nothing.
-            if high > (1 + STEADY) * low and slow_us * low / high < best:
-                return f"{slow} ran at {low:.0f} MHz, {fast} at {high:.0f}"
+    near = [row for row in rows if time_of(row) <= (1 + NEAR) * best and row.sm_mhz is not None]
+    clocks = sorted((row.sm_mhz or 0.0, row.config) for row in near)
+    if clocks and clocks[-1][0] > (1 + STEADY) * clocks[0][0]:
+        (low, slow), (high, fast) = clocks[0], clocks[-1]
+        return f"{slow} ran at {low:.0f} MHz, {fast} at {high:.0f}"
     return ""

@@ -177,7 +177,7 @@ def test_timings_and_clocks_that_disagree_are_named() -> None:
     assert disagreement([again, near]) == "a took 100.0 us, then 104.0"
     slow = replace(near, sm_mhz=1900.0)
     assert disagreement([best, slow, far]) == "b ran at 1900 MHz, a at 1980"
-    # Slower than the best at any clock: nothing would change.
+    # No rival.
     assert disagreement([best, replace(slow, median_us=106.0), far]) == ""
 
 
