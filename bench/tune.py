@@ -12,7 +12,6 @@ such files.
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -203,14 +202,17 @@ def contests(
 ) -> Iterator[list[Row]]:
     """Yield the rows of each job's contest; cells without a plan are planned as their turn comes.
 
-    Jobs of one cell follow one another and share its tensors.
+    Jobs of one cell are held one after another, where its first is, and share its tensors.
     """
     known = {plan.cell: plan for plan in plans}
-    cells = list(dict.fromkeys(job[0] for job in jobs))
+    of_cell: dict[Cell, list[Job]] = {}
+    for job in jobs:
+        of_cell.setdefault(job[0], []).append(job)
+    cells = list(of_cell)
     pools = Pools(cells, policy, environment.device)
     rest = planned([cell for cell in cells if cell not in known], policy)
     providers: dict[bool, Provider[Any]] = {False: MoeExt(), True: MoeExtLayer()}
-    for cell, same in itertools.groupby(jobs, key=lambda job: job[0]):
+    for cell, same in of_cell.items():
         plan = known.get(cell) or next(rest)
         pool = pools.of(plan)
         if cell.op == LAYER:
