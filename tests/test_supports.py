@@ -74,6 +74,16 @@ def test_what_runs(op, problem):
         ("fused_moe", LAYER | BLOCK | {"activation": "tanh"}, "fused_moe: `activation` must be"),
         ("fused_moe", LAYER | BLOCK | {"routed_scale": float("nan")}, "fused_moe: `routed_scale` "),
         ("fused_moe", LAYER | BLOCK | {"a1_scale": True}, "fused_moe: `a1_scale` must be None"),
+        (
+            "fused_moe",
+            LAYER | {"dtype": "bf16", "hidden_size": 2**31},
+            "fused_moe: `hidden_states` must have hidden size at most 2147418111",
+        ),
+        (
+            "fused_moe",
+            LAYER | {"dtype": "bf16", "intermediate_size": 2**30},
+            "fused_moe: `w2` must have intermediate size at most 1073709055",
+        ),
         ("fused_moe_masked", BUFFERS | BLOCK | {"hidden_size": 100}, "fused_moe_masked: `hidden_"),
         (
             "quantize_fp8",

@@ -22,6 +22,9 @@ _BF16 = torch.bfloat16
 _FP8 = torch.float8_e4m3fn
 _BF16_OR_FP32 = (_BF16, torch.float32)
 _MULTIPLE = 8  # of hidden and intermediate size: 16 bytes of BF16
+_MOST_FEATURES = (
+    2**31 - 1 - 2**16
+)  # hidden size, gate and up rows: 32 bits, csrc/fused_moe/checks.cpp
 
 
 class Layer(NamedTuple):
@@ -235,15 +238,17 @@ def _check_operands(
         )
     if not 0 < num_experts <= MAX_EXPERTS:
         raise ValueError(f"{op}: `w13` must have 1 to {MAX_EXPERTS} experts, got {num_experts}")
-    for argument, name, size in (
-        ("hidden_states", "hidden", hidden_size),
-        ("w2", "intermediate", intermediate_size),
+    for argument, name, size, most in (
+        ("hidden_states", "hidden", hidden_size, _MOST_FEATURES),
+        ("w2", "intermediate", intermediate_size, _MOST_FEATURES // 2),
     ):
         if size == 0 or size % _MULTIPLE:
             raise ValueError(
                 f"{op}: `{argument}` must have a positive {name} size that is a multiple of "
                 f"{_MULTIPLE}, got {size}"
             )
+        if size > most:
+            raise ValueError(f"{op}: `{argument}` must have {name} size at most {most}, got {size}")
     return hidden_size, intermediate_size, num_experts
 
 
