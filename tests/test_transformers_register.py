@@ -72,6 +72,20 @@ def test_a_refused_model_is_left_as_it_was():
     assert model.config._experts_implementation == "eager"
 
 
+def test_experts_of_a_form_that_is_not_known_are_refused():
+    # As those of later releases that normalise each expert's result.
+    model = tiny_model(QWEN3)
+    experts_of(model)[0].has_post_expert_norm = True
+    with pytest.raises(ValueError, match="got Qwen3MoeExperts with has_post_expert_norm"):
+        register(model)
+    register()
+    model.set_experts_implementation(NAME)
+    with pytest.raises(ValueError, match="got Qwen3MoeExperts with has_post_expert_norm"):
+        output_of(model, tokens("cpu"))
+    experts_of(model)[0].has_post_expert_norm = False
+    register(model)
+
+
 def test_registration_packs():
     model = tiny_model(GPT_OSS)
     register(model)
