@@ -8,9 +8,8 @@ import moe_ext
 import pytest
 from moe_ext import _dispatch
 from moe_ext._configs import matching_configs
-from moe_ext._dispatch_measured import Measured
 from moe_ext._dispatch_rows import Row
-from moe_ext._dispatch_table import KEPT_FOR_TUNING, TABLES
+from moe_ext._dispatch_table import KEPT_FOR_TUNING, TABLES, WHOLE_ROWS
 
 KINDS = [
     ("bf16", "fp32"),
@@ -91,25 +90,26 @@ def test_bf16_ignores_accumulate():
 @pytest.mark.parametrize("kind", TABLES, ids="-".join)
 def test_tables_name_compiled_kernels_and_their_measurement(kind):
     table = TABLES[kind]
-    if isinstance(table, Measured):
-        assert (table.dtype, table.accumulate) == (kind[0], kind[1].removesuffix("_swapped"))
-        assert set(table.kernels()) <= {c.id for c in matching_configs(kind[0], table.accumulate)}
-        assert set(table.costs) == set(table.kernels())
-        assert "jsonl" in table.where
-        assert all(len(problem.times_us) == len(table.choices) for problem in table.problems)
-        return
-    fitting = {config.id for row in table for config in matching_configs(*row[:2])}
-    assert {row[:2] for row in table} == {(kind[0], kind[1].removesuffix("_swapped"))}
-    for row in table:
-        assert row.config in fitting
-        assert len(row.measurement) > 10
+    assert (table.dtype, table.accumulate) == (kind[0], kind[1].removesuffix("_swapped"))
+    assert set(table.kernels()) <= {c.id for c in matching_configs(kind[0], table.accumulate)}
+    assert set(table.costs) == set(table.kernels())
+    assert "jsonl" in table.where
+    assert all(len(problem.times_us) == len(table.choices) for problem in table.problems)
+
+
+@pytest.mark.parametrize("sums", WHOLE_ROWS)
+def test_rows_of_limits_name_compiled_kernels_and_their_measurement(sums):
+    for row in WHOLE_ROWS[sums]:
+        assert (row.dtype, row.accumulate) == ("fp8", sums)
+        assert row.config in {config.id for config in matching_configs("fp8", sums)}
+        assert "jsonl" in row.measurement
 
 
 def test_every_kernel_is_chosen_somewhere_or_kept_on_purpose():
     kinds_rows_shapes = itertools.product(KINDS, ROWS, SHAPES)
     chosen = {choose(*problem).config.id for problem in kinds_rows_shapes}
     for kind, table in TABLES.items():
-        for problem in table.problems if isinstance(table, Measured) else ():
+        for problem in table.problems:
             n, k = 2 * problem.intermediate_size, problem.hidden_size
             shape = (problem.num_groups, n, k)
             chosen.add(choose(kind, problem.num_rows, shape).config.id)
@@ -118,7 +118,7 @@ def test_every_kernel_is_chosen_somewhere_or_kept_on_purpose():
     assert ids >= KEPT_FOR_TUNING
 
 
-def test_first_matching_row_wins_and_other_problems_go_to_the_cost_model():
+def test_first_matching_row_wins_and_other_problems_go_to_the_table(monkeypatch):
     configs = matching_configs("fp8", "promoted")
     limits = {"max_rows_per_group": 2, "max_num_rows": 100, "min_weight_tiles": 8}
     rows = (
@@ -135,9 +135,12 @@ def test_first_matching_row_wins_and_other_problems_go_to_the_cost_model():
         ),
     )
 
+    monkeypatch.setattr(_dispatch, "WHOLE_ROWS", {"promoted": rows})
+    table = TABLES["fp8", "promoted"]
+
     def reason(num_rows, num_groups=8, n=64, k=256, sm_count=132):
         problem = _dispatch.Problem("fp8", "promoted", num_rows, num_groups, n, k, sm_count)
-        return _dispatch.decide(problem, configs, rows)
+        return _dispatch.decide(problem, configs, table)
 
     assert reason(16) == (configs[-1], "table", "first")
     assert reason(17) == (configs[0], "table", "second")
@@ -149,7 +152,9 @@ def test_first_matching_row_wins_and_other_problems_go_to_the_cost_model():
         reason(16, sm_count=78),
         reason(14, num_groups=7),
     ):
-        assert unmatched.source == "cost model"
+        assert unmatched.reason.startswith("least of ")
+    problem = _dispatch.Problem("fp8", "promoted", 16, 8, 64, 256, 132)
+    assert _dispatch.decide(problem, configs, None).source == "cost model"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind[1] != "shifted"], ids="-".join)

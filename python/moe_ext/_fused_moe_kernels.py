@@ -10,8 +10,7 @@ from moe_ext._activations import INTERLEAVED
 from moe_ext._configs import GroupedGemmConfig, config_indices, matching_configs
 from moe_ext._dispatch import choose
 from moe_ext._dispatch_measured import Measured
-from moe_ext._dispatch_rows import LayerRow
-from moe_ext._dispatch_table_layer import LAYER_TABLES, LayerTable
+from moe_ext._dispatch_table_layer import LAYER_TABLES
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_scales import WeightScale
 from moe_ext._scales import SCALE_BLOCK
@@ -29,14 +28,6 @@ class LayerDecision(NamedTuple):
 
     kernels: Kernels
     source: str
-    reason: str
-
-
-class _Measured(NamedTuple):
-    """A measured choice: ids of kernels, and what was measured."""
-
-    gate_up: str
-    down: str
     reason: str
 
 
@@ -74,16 +65,6 @@ def nearest_kernel(
         )
 
     return min(candidates, key=distance)
-
-
-def _measured(
-    table: tuple[LayerRow, ...], n: int, k: int, *, num_rows: int, num_groups: int, sm_count: int
-) -> _Measured | None:
-    """Return the measured choice for a layer, by its first GEMM."""
-    for row, down in table:
-        if row.matches(num_rows, num_groups, n, k, sm_count):
-            return _Measured(row.config, down, row.measurement)
-    return None
 
 
 class _Finder(NamedTuple):
@@ -145,14 +126,9 @@ def _kinds_of(layer: Layer, accumulate: str, bias: bool, batch_invariant: bool) 
     return _Kinds("fp8" if layer.fp8 else "bf16", first, second, gated, plain)
 
 
-def _table_of(kinds: _Kinds) -> LayerTable:
-    kind = kinds.gated if kinds.plain else "block_swapped"
-    return LAYER_TABLES.get((kinds.dtype, kind), ())
-
-
 def _finder_of(layer: Layer, kinds: _Kinds, batch_invariant: bool) -> _Finder | None:
-    table = _table_of(kinds)
-    if not isinstance(table, Measured):
+    table = LAYER_TABLES.get((kinds.dtype, kinds.gated if kinds.plain else "block_swapped"))
+    if table is None:
         return None
     either = layer.hidden_size % 16 == 0  # rows come in slabs of 16
     return _finder(table, kinds.second, kinds.plain, either, not batch_invariant)
@@ -180,28 +156,15 @@ def decide_kernels(
     num_rows = layer.num_tokens * layer.top_k
     sizes = {"num_rows": num_rows, "num_groups": layer.num_experts, "sm_count": sm_count}
     n = 2 * layer.intermediate_size
-    candidates = gated_candidates(layer, gated, bias)
-    table = _table_of(kinds)
-    if isinstance(table, Measured):
-        table = ()
-    measured = _measured(table, n, layer.hidden_size, **sizes)
-    gate_up = next((c for c in candidates if measured and c.id == measured.gate_up), None)
-    if measured is not None and gate_up is not None:
-        source, reason = "table", measured.reason
-    else:
-        measured = None
-        like = choose(dtype=dtype, accumulate=first, n=n, k=layer.hidden_size, **sizes)
-        gate_up = nearest_kernel(like.config, candidates)
-        source = "likeness" if like.source == "table" else like.source
-        reason = f"most like {like.config.id}, which the product alone would take; {like.reason}"
+    like = choose(dtype=dtype, accumulate=first, n=n, k=layer.hidden_size, **sizes)
+    gate_up = nearest_kernel(like.config, gated_candidates(layer, gated, bias))
+    source = "likeness" if like.source == "table" else like.source
+    reason = f"most like {like.config.id}, which the product alone would take; {like.reason}"
     down = choose(
         dtype=dtype, accumulate=second, n=layer.hidden_size, k=layer.intermediate_size, **sizes
     ).config
-    if _runs_both(gate_up, down, layer, measured):
+    if _runs_both(gate_up, down, layer):
         down = gate_up
-    elif measured is not None:
-        same = matching_configs(dtype, down.accumulate)
-        down = next((config for config in same if config.id == measured.down), down)
     if batch_invariant and down.split_k > 1:
         # All others add up K in one order, whatever their tiles: tests/test_kernels_gpu.py.
         same = matching_configs(dtype, down.accumulate)
@@ -224,17 +187,13 @@ def _decided(finder: _Finder, layer: Layer, sm_count: int) -> LayerDecision:
     return LayerDecision(kernels, source, table.reason(found))
 
 
-def _runs_both(
-    gate_up: GroupedGemmConfig, down: GroupedGemmConfig, layer: Layer, measured: _Measured | None
-) -> bool:
+def _runs_both(gate_up: GroupedGemmConfig, down: GroupedGemmConfig, layer: Layer) -> bool:
     """Whether the first GEMM's kernel is to run the second too, which alone would take `down`."""
     sums = "promoted" if down.accumulate == "fast" else down.accumulate
     if gate_up.output != "either" or gate_up.accumulate != sums:
         return False
     if layer.hidden_size % 16:  # rows come in slabs of 16
         return False
-    if measured is not None:
-        return measured.down == gate_up.id
     # A ring this deep is for few experts: with it mixtral takes 95 us at T = 1, 102 without
     # (h200-2026-11-30-1c0e5bd.jsonl, probes/layer-kernels-2026-11-30.jsonl).
     return down.order != "SwapABRows" and _ring_bytes_k(down) < 2 * _ring_bytes_k(gate_up)
