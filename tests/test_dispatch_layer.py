@@ -163,3 +163,10 @@ def test_another_number_of_sms_has_no_measured_choice():
     layer = layer_of("qwen3-30b-tp4", 128, "channel")
     assert decided(layer).source == "table"
     assert decided(layer, 78).source == "cost model"
+
+
+@pytest.mark.parametrize("scale", ["channel", "block128"])
+def test_kernels_for_few_k_run_what_they_were_measured_to_be_best_for(scale):
+    assert chosen(layer_of("glm-4.5-air-tp8", 64, scale))[1].order == "SwapABRows"
+    for case in ("qwen3-30b-tp4", "shard-256", "deepseek-v3-tp8"):
+        assert chosen(layer_of(case, 64, scale))[1].order != "SwapABRows"

@@ -243,7 +243,7 @@ def test_a_layers_kernels_are_those_that_it_can_take():
     table = make(choices=choices)
 
     def allowed(second="promoted", plain=True, either=True, split_k=True):
-        finder = _fused_moe_kernels._finder(table, second, plain, either, split_k)
+        finder = _fused_moe_kernels._finder(table, second, plain, either, split_k, False)
         return finder and finder.allowed
 
     assert allowed() == allowed(plain=False) == 0b111
@@ -252,7 +252,7 @@ def test_a_layers_kernels_are_those_that_it_can_take():
     # No kernel that sums fast is in the table; one that runs both GEMMs may stand in.
     assert allowed(second="fast") == 0b010
     assert allowed(second="block") is None
-    finder = _fused_moe_kernels._finder(table, "promoted", True, True, True)
+    finder = _fused_moe_kernels._finder(table, "promoted", True, True, True, False)
     names = [[all_configs()[index].id for index in kernels] for kernels in finder.kernels]
     assert ["+".join(dict.fromkeys(pair)) for pair in names] == list(choices)
 

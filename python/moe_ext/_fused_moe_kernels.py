@@ -10,6 +10,7 @@ from moe_ext._activations import INTERLEAVED
 from moe_ext._configs import GroupedGemmConfig, config_indices, matching_configs
 from moe_ext._dispatch import choose
 from moe_ext._dispatch_measured import Measured
+from moe_ext._dispatch_table import WHOLE_ROWS
 from moe_ext._dispatch_table_layer import LAYER_TABLES
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_scales import WeightScale
@@ -77,16 +78,18 @@ class _Finder(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _finder(
-    table: Measured, second: str, plain: bool, either: bool, split_k: bool
+    table: Measured, second: str, plain: bool, either: bool, split_k: bool, whole_rows: bool
 ) -> _Finder | None:
     """Return what finds kernels in a table, None where it has none that the layers can take.
 
     `second` is how the second GEMM sums, `plain` whether the first can run in plain order, `either`
-    whether its kernel can run the second too, `split_k` whether K may be added up in parts.
+    whether its kernel can run the second too, `split_k` whether K may be added up in parts,
+    `whole_rows` whether its K is of those that kernels for few K are for.
     """
     first = matching_configs(table.dtype, table.accumulate, ("gated", "either"))
     first = tuple(config for config in first if plain or config.swapped)
     rows = matching_configs(table.dtype, second)
+    rows = tuple(c for c in rows if whole_rows or c.order != "SwapABRows")
     sums = "promoted" if second == "fast" else second
     both = matching_configs(table.dtype, sums, ("either",)) if either else ()
     allowed = table.allowed(
@@ -126,12 +129,21 @@ def _kinds_of(layer: Layer, accumulate: str, bias: bool, batch_invariant: bool) 
     return _Kinds("fp8" if layer.fp8 else "bf16", first, second, gated, plain)
 
 
-def _finder_of(layer: Layer, kinds: _Kinds, batch_invariant: bool) -> _Finder | None:
+def _finder_of(layer: Layer, kinds: _Kinds, batch_invariant: bool, sm_count: int) -> _Finder | None:
     table = LAYER_TABLES.get((kinds.dtype, kinds.gated if kinds.plain else "block_swapped"))
     if table is None:
         return None
     either = layer.hidden_size % 16 == 0  # rows come in slabs of 16
-    return _finder(table, kinds.second, kinds.plain, either, not batch_invariant)
+    whole_rows = _wants_whole_rows(layer, kinds.second, sm_count)
+    return _finder(table, kinds.second, kinds.plain, either, not batch_invariant, whole_rows)
+
+
+def _wants_whole_rows(layer: Layer, second: str, sm_count: int) -> bool:
+    num_rows, num_groups, n, k = _sizes(layer)
+    return any(
+        k <= row.max_k and row.matches(num_rows, num_groups, n, k, sm_count)
+        for row in WHOLE_ROWS.get(second, ())
+    )
 
 
 def _ring_bytes_k(config: GroupedGemmConfig) -> int:
@@ -149,7 +161,7 @@ def decide_kernels(
     (docs/notes/cold-code.md).
     """
     kinds = _kinds_of(layer, accumulate, bias, batch_invariant)
-    finder = _finder_of(layer, kinds, batch_invariant)
+    finder = _finder_of(layer, kinds, batch_invariant, sm_count)
     if finder is not None:
         return _decided(finder, layer, sm_count)
     dtype, first, second, gated, _ = kinds
@@ -208,7 +220,7 @@ def choose_kernels(
     What `decide_kernels` says, without the words: those take longer than the choice.
     """
     kinds = _kinds_of(layer, accumulate, bias, batch_invariant)
-    finder = _finder_of(layer, kinds, batch_invariant)
+    finder = _finder_of(layer, kinds, batch_invariant, sm_count)
     if finder is not None:
         choose_layer = finder.table.finder.choose
         return finder.kernels[choose_layer(*_sizes(layer), sm_count, finder.allowed)[0]]
