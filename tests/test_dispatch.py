@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import moe_ext
 import pytest
@@ -10,6 +12,12 @@ from moe_ext import _dispatch
 from moe_ext._configs import matching_configs
 from moe_ext._dispatch_rows import Row
 from moe_ext._dispatch_table import KEPT_FOR_TUNING, TABLES, WHOLE_ROWS
+
+from bench.candidates import choice
+from bench.cases import STAGES, get_case
+from bench.ops import PAIR
+from bench.problem import Cell
+from bench.providers.base import Variant, joined
 
 KINDS = [
     ("bf16", "fp32"),
@@ -103,6 +111,26 @@ def test_rows_of_limits_name_compiled_kernels_and_their_measurement(sums):
         assert (row.dtype, row.accumulate) == ("fp8", sums)
         assert row.config in {config.id for config in matching_configs("fp8", sums)}
         assert "jsonl" in row.measurement
+
+
+def test_pairs_of_named_layers_get_what_was_measured_to_be_near_the_best():
+    path = Path(__file__).parent.parent / "bench/results/probes/pairs-l2-128-2026-11-30.jsonl"
+    times = {}
+    for row in map(json.loads, path.read_text().splitlines()):
+        if row["card"] == 1:
+            cell = times.setdefault((row["case"], row["num_tokens"], row["scale"]), {})
+            cell[joined([row["gate_up"], row["down"]])] = row["median_us"]
+    regrets = []
+    for (case, tokens, scale), measured in times.items():
+        dtype = "bf16" if scale == "none" else "fp8"
+        cell = Cell(get_case(case), STAGES, tokens, dtype, "zipf0.6", op=PAIR)
+        accumulate = "fp32" if scale == "none" else "promoted"
+        mine = measured.get(choice(cell, Variant(dtype, scale, accumulate)))
+        if mine is not None:  # of some only newer rows have a time
+            regrets.append(mine / min(measured.values()))
+    assert len(regrets) > 0.8 * len(times)
+    assert max(regrets) < 1.05
+    assert sum(regrets) / len(regrets) < 1.005
 
 
 def test_every_kernel_is_chosen_somewhere_or_kept_on_purpose():
