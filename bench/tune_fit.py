@@ -19,8 +19,10 @@ Floats = npt.NDArray[np.float64]
 # Launch, a wave, 256 bytes of K, products, weights, on-chip reads and activations: what a kernel is
 # taken to need that was not measured, and what measured ones are drawn to.
 USUAL = (2.0, 1.0, 0.12, 1.1, 1.05, 0.6, 0.3)
-# Of a layer: microseconds besides both GEMMs, and for each byte of its rows at the nominal rate.
-USUAL_COMMON = (4.0, 1.0)
+# Of a layer: microseconds besides both GEMMs, and for each byte of its rows at the nominal rate. Of
+# two different kernels in a row: the second's cold code (docs/notes/cold-code.md), of pairs not
+# fitted, as two were timed only where they were hoped to be better.
+USUAL_COMMON = (4.0, 1.0, 5.0)
 READ_BYTES_PER_US = 4.5e6
 # A time off by a tenth weighs as much as a cost e^5 times the usual one: that has a say only where
 # a kernel's rows have none. Five times as much cost 0.2 % on layers that were left out.
@@ -47,22 +49,25 @@ class Timed:
 
 @dataclass(frozen=True)
 class Fit:
-    """What was found: costs by kernel, and of a layer."""
+    """What was found: costs by kernel, and what is common to all, as in `USUAL_COMMON`."""
 
     costs: dict[str, tuple[float, ...]]
-    common: tuple[float, float]
+    common: tuple[float, float, float]
 
 
 def fit(timed: Sequence[Timed], *, layers: bool) -> Fit:
-    """Find the costs of all kernels that have times, and of `layers` what is common to all."""
+    """Find the costs of all kernels that have times, and of what is common to all."""
     names = sorted({name for one in timed for name in one.kernels})
-    usual = np.log(np.array([USUAL for _ in names])).ravel()
-    if layers:
-        usual = np.concatenate([usual, np.log(USUAL_COMMON)])
+    usual = np.log(np.concatenate([np.array([USUAL for _ in names]).ravel(), USUAL_COMMON]))
     at = {name: number for number, name in enumerate(names)}
     first, second = (np.array([at[one.kernels[i]] for one in timed]) for i in (0, 1))
     terms = np.array([one.terms for one in timed])
-    row_bytes = np.array([one.row_bytes for one in timed]) / READ_BYTES_PER_US
+    events = np.array(
+        [
+            (layers, layers * one.row_bytes / READ_BYTES_PER_US, len(set(one.kernels)) - 1)
+            for one in timed
+        ]
+    )
     measured = np.log([one.us for one in timed])
     weights = np.exp(-0.5 * _FADE * np.minimum([one.ratio - 1 for one in timed], 1.0))
     problems = np.array([one.problem for one in timed])
@@ -80,11 +85,9 @@ def fit(timed: Sequence[Timed], *, layers: bool) -> Fit:
             us += own
             for column in range(len(USUAL)):
                 np.add.at(slopes, (rows, kernel * len(USUAL) + column), by_cost[:, column])
-        if layers:
-            constant, by_byte = np.exp(logs[wide:])
-            us += constant + by_byte * row_bytes
-            slopes[:, wide] = constant
-            slopes[:, wide + 1] = by_byte * row_bytes
+        us_of_events = events * np.exp(logs[wide:])
+        us += us_of_events.sum(1)
+        slopes[:, wide:] = us_of_events * layers
         return np.log(us), slopes / us[:, None]
 
     logs, common = usual.copy(), np.zeros(count)
@@ -93,10 +96,10 @@ def fit(timed: Sequence[Timed], *, layers: bool) -> Fit:
         off = weights * (measured - predicted(logs)[0])
         common = np.bincount(problems, off, count) / (np.bincount(problems, weights, count) + _CALM)
     costs = np.exp(logs[:wide]).reshape(len(names), -1)
-    both = np.exp(logs[wide:]) if layers else (0.0, 0.0)
+    constant, by_byte, different = np.exp(logs[wide:]) * (layers, layers, 1)
     return Fit(
         {name: tuple(float(f"{c:.3g}") for c in costs[at[name]]) for name in names},
-        (float(f"{both[0]:.3g}"), float(f"{both[1]:.3g}")),
+        (float(f"{constant:.3g}"), float(f"{by_byte:.3g}"), float(f"{different:.3g}")),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 TableKey = tuple[str, str, str]
 """Op ("gemm" or "layer"), dtype and dispatch's name of the way to sum."""
 
-# Choices that fewer of a table's problems timed are no part of it: of layers, whose second GEMM had
-# another kernel of its own each time.
+# Choices that fewer of the problems in each file timed are no part of a table, where they are not
+# the best of one: of layers, whose second GEMM had another kernel of its own each time.
 LEAST_SHARE = 1 / 8
 # A time more than this much over the best's is rough, as the kernel was given up.
 MOST_OVER = 0.5
@@ -62,17 +63,37 @@ class Problem:
 
     @property
     def choices(self) -> dict[str, float]:
-        """Microseconds of those that a table can choose: of pairs one kernel for both GEMMs.
+        """Microseconds of those that a table can choose.
 
-        Kernels for few K are chosen by rows of their own (`WHOLE_ROWS` of `_dispatch_table`).
+        Kernels for few K are chosen by rows of their own (`WHOLE_ROWS` of `_dispatch_table`): where
+        these have one, pairs are of it and the kernel of the first GEMM, which has the time.
         """
         if self.table[0] == "layer":
             return self.times
+        whole = self.whole_rows
+        if whole:
+            ends = f"+{whole}"
+            timed = {c.removesuffix(ends): us for c, us in self.times.items() if c.endswith(ends)}
+            if len(timed) > 1:
+                return timed
+        by_id = _by_id()
         return {
             config: us
             for config, us in self.times.items()
-            if "+" not in config and _by_id()[config].order != "SwapABRows"
+            if all(by_id[name].order != "SwapABRows" for name in config.split("+"))
         }
+
+    @functools.cached_property
+    def whole_rows(self) -> str:
+        """The kernel for few K that the second GEMM gets, if any."""
+        from moe_ext._dispatch_table import WHOLE_ROWS
+
+        case = self.cell.case
+        shape = (case.num_experts, *case.stage_shape("down"))
+        for row in WHOLE_ROWS.get(self.table[2], ()):
+            if row.matches(self.cell.num_rows, *shape, 132):
+                return row.config
+        return ""
 
 
 def _by_id() -> dict[str, GroupedGemmConfig]:
@@ -98,9 +119,12 @@ def problems_of(visits: Iterable[Visit]) -> list[Problem]:
 
 def choices_of(problems: Sequence[Problem]) -> tuple[str, ...]:
     """Return the choices of a table, in the order of the compiled kernels."""
-    counts = Counter(config for problem in problems for config in problem.choices)
-    ids = list(_by_id())
-    kept = [config for config, count in counts.items() if count >= LEAST_SHARE * len(problems)]
+    kept, ids = set[str](), list(_by_id())
+    for file in {problem.visit.file for problem in problems}:
+        own = [problem for problem in problems if problem.visit.file == file]
+        counts = Counter(config for problem in own for config in problem.choices)
+        kept |= {config for config, count in counts.items() if count >= LEAST_SHARE * len(own)}
+    kept |= {min(problem.choices, key=lambda c: problem.choices[c]) for problem in problems}
     return tuple(
         sorted(kept, key=lambda config: [ids.index(name) for name in kernels_of(config, 2)])
     )
@@ -114,6 +138,10 @@ def fitted(problems: Sequence[Problem], choices: Sequence[str]) -> Fit:
     for number, problem in enumerate(problems):
         case = problem.cell.case
         own = {config: us for config, us in problem.choices.items() if config in choices}
+        if problem.table[0] == "gemm":
+            # Two kernels were timed where they were hoped to be better: not what a kernel needs.
+            alone = {config: us for config, us in own.items() if "+" not in config}
+            own = alone or own
         for config, us in own.items():
             first, second = kernels_of(config, 2)
             terms = [
@@ -173,6 +201,8 @@ def chosen_by(table: Measured, problem: Problem) -> str:
         allowed = table.allowed(config.id for config in matching_configs(cell.dtype, sums))
         shape = (case.num_experts, *case.stage_shape(stage))
         names.append(table.gemm(cell.num_rows, *shape, table.sm_count, allowed).choice)
+    if problem.whole_rows:
+        names[-1] = problem.whole_rows
     return joined(names)
 
 

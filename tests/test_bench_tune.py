@@ -21,7 +21,7 @@ from bench.contest import Likeness, both_us, disagreement, hold_contest
 from bench.measure import Environment, make_plans, make_pool
 from bench.ops import GEMM, LAYER, PAIR
 from bench.power import Schedule
-from bench.problem import Cell
+from bench.problem import Cell, Plan
 from bench.providers.base import Variant, joined, kernels_of
 from bench.providers.moe_ext import MoeExt
 from bench.providers.moe_ext_layer import MoeExtLayer, chosen
@@ -366,3 +366,36 @@ def test_a_layers_kernels_can_be_named() -> None:
     variant = replace(BF16, config="layer_bf16_w64_t16+swap_bf16_w64_t32")
     row = measure(MoeExtLayer(), variant, problem, run.DRY_RUN_POLICY, CPU)
     assert (row.config, row.skipped_reason) == (variant.config, "")
+
+
+def test_a_cell_that_comes_again_is_timed_with_its_own_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[tuple[Cell, str, str]] = []
+    made: list[Cell] = []
+
+    def make_problem(plan: Plan, pool: object, buffers: object) -> Cell:
+        made.append(plan.cell)
+        return plan.cell
+
+    def hold(
+        provider: object, variants: Sequence[Variant], problem: Cell, *rest: object, **more: object
+    ) -> list[Row]:
+        held.append((problem, variants[0].scale, variants[0].config))
+        return []
+
+    monkeypatch.setattr(tune, "make_problem", make_problem)
+    monkeypatch.setattr(tune, "hold_contest", hold)
+    few, more = (
+        replace(cell_of("mixtral", tokens, TENSOR), case=get_case("mixtral").shrunk())
+        for tokens in (2, 4)
+    )
+    # The first cell comes again, with other scales, behind the second.
+    asked = [(few, TENSOR), (more, BLOCK), (few, BLOCK), (more, TENSOR)]
+    jobs = [(cell, variant, [f"{cell.num_tokens}"]) for cell, variant in asked]
+    list(tune.contests(jobs, [], run.DRY_RUN_POLICY, CPU, quick_first=False))
+    assert sorted((str(c.num_tokens), scale) for c, scale, _ in held) == sorted(
+        (str(cell.num_tokens), variant.scale) for cell, variant in asked
+    )
+    assert all(str(cell.num_tokens) == config for cell, _, config in held)
+    assert made == [few, more]

@@ -10,7 +10,7 @@ import pytest
 from moe_ext._configs import config_indices, planner
 from moe_ext._dispatch_measured import Measured
 
-from bench.tune_fit import USUAL, Timed, _time_us, fit
+from bench.tune_fit import USUAL, USUAL_COMMON, Timed, _time_us, fit
 
 COSTS = {
     "swap_fp8p_w64_t16": (4.0, 1.5, 0.2, 1.3, 0.9, 0.5, 0.3),
@@ -79,7 +79,7 @@ def test_costs_are_found_from_times_that_share_errors() -> None:
                 Timed(number, (name, name), terms_of(name, sizes), 0.0, us * shared, ratio)
             )
     found = fit(timed, layers=False)
-    assert found.common == (0.0, 0.0)
+    assert found.common == (0.0, 0.0, USUAL_COMMON[2])
     assert set(found.costs) == set(COSTS)
     off = []
     for one in timed:
@@ -97,5 +97,5 @@ def test_of_layers_there_is_more_than_both_gemms() -> None:
         for name in COSTS:
             terms = terms_of(name, sizes)
             timed.append(Timed(number, (name, name), terms, 9e6, time_of(name, terms) + 12.0, 1.0))
-    constant, by_byte = fit(timed, layers=True).common
+    constant, by_byte, _ = fit(timed, layers=True).common
     assert constant + 2 * by_byte == pytest.approx(12.0, rel=0.15)

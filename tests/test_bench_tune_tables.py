@@ -298,7 +298,34 @@ def test_choices_that_few_problems_timed_are_left_out(tmp_path: Path) -> None:
     ]
     odd = rows_of(cell_of("mixtral", 1000, TENSOR, LAYER), TENSOR)
     problems = problems_in(*visits, odd, tmp_path=tmp_path)
-    assert choices_of(problems) == ("layer_fp8p_w64_t16", "layer_fp8p_w64_t32")
+    best = min(problems[-1].choices, key=lambda choice: problems[-1].choices[choice])
+    expected = {"layer_fp8p_w64_t16", "layer_fp8p_w64_t32", best}
+    assert set(choices_of(problems)) == expected
+
+
+def test_pairs_of_two_kernels_are_chosen_where_they_were_the_best(tmp_path: Path) -> None:
+    rows = rows_of(cell_of("mixtral", 16, BF16, PAIR), BF16)
+    two = f"{A}+{B}"
+    rows = [*rows, replace(rows[0], config=two)]
+    visit = with_times(rows, {A: 110.0, B: 112.0, two: 100.0})
+    problems = problems_in(visit, tmp_path=tmp_path)
+    table = make_table(problems)
+    assert two in table.choices
+    assert chosen_by(table, problems[0]) == two
+
+
+def test_where_whole_rows_are_read_the_first_kernel_is_what_a_problem_is_of(
+    tmp_path: Path,
+) -> None:
+    whole, first, other = (f"swap_fp8p_{name}" for name in ("rows_w128_t16", "w64_t32", "w128_t64"))
+    cell = cell_of("glm-4.5-air-tp8", 16, TENSOR, PAIR)
+    rows = rows_of(cell, TENSOR)
+    times = {first: 90.0, other: 80.0, f"{first}+{whole}": 70.0, f"{other}+{whole}": 75.0}
+    rows = [replace(rows[0], config=config) for config in times]
+    [problem] = problems_in(with_times(rows, times), tmp_path=tmp_path)
+    assert problem.whole_rows == whole
+    assert problem.choices == {first: 70.0, other: 75.0}
+    assert chosen_by(make_table([problem]), problem) == f"{first}+{whole}"
 
 
 def test_what_two_kernels_cost_is_at_least_what_the_worse_does() -> None:

@@ -117,6 +117,43 @@ def test_only_what_is_allowed_is_chosen():
             assert table.layer(rows, 128, 4096, 1536, 132, bits).choice == expected
 
 
+def test_a_pair_of_two_kernels_costs_more_than_either():
+    both = f"{NARROW}+{MIDDLE}"
+    alone, pair = (make(choices=(choice,)) for choice in (NARROW, both))
+    dearer = make(choices=(both,), common=(0.0, 0.0, 5.0))
+    sizes = 16, 128, 4096, 1536, 132, ALL
+    assert dearer.layer(*sizes).us == pytest.approx(pair.layer(*sizes).us + 5)
+    same = make(choices=(NARROW,), common=(0.0, 0.0, 5.0))
+    assert same.layer(*sizes).us == alone.layer(*sizes).us
+
+
+def test_each_gemm_of_a_pair_gets_its_own_of_two_kernels(monkeypatch):
+    both = f"{NARROW}+{WIDE}"
+    lines = "128 4096 1536 1024 100.0 300 0\n32 2880 2880 128 50.0 300 0"
+    table = make(lines, choices=(MIDDLE, both))
+    for rows, groups, n, k, expected in (
+        (1024, 128, 3072, 4096, NARROW),
+        (1024, 128, 4096, 1536, WIDE),
+        (128, 32, 5760, 2880, NARROW),
+        (128, 32, 2880, 2880, WIDE),
+    ):
+        assert table.gemm(rows, groups, n, k, 132, ALL).choice == expected
+        monkeypatch.setattr(_dispatch, "TABLES", {("fp8", "promoted"): table})
+        for function in (_dispatch._candidates, _dispatch._finder, _dispatch.select):
+            function.cache_clear()
+        index = _dispatch.select("fp8", "promoted", rows, groups, n, k, 132)
+        assert all_configs()[index].id == expected
+    for function in (_dispatch._candidates, _dispatch._finder, _dispatch.select):
+        function.cache_clear()
+
+
+def test_what_was_not_timed_is_no_better_than_what_was():
+    sizes = 1024, 128, 4096, 1536, 132, ALL
+    assert make().layer(*sizes).choice == MIDDLE
+    table = make("128 4096 1536 1024 100.0 0 - 1")
+    assert table.layer(*sizes).choice == NARROW
+
+
 def test_kernels_that_are_not_compiled_are_left_out():
     table = make("128 4096 1536 1024 100.0 0 400 300", choices=("swap_gone", MIDDLE, WIDE))
     assert table.compiled == (MIDDLE, WIDE)
@@ -129,11 +166,11 @@ def test_a_table_that_does_not_fit_is_refused():
     make_finder = planner().MeasuredChoices
     with pytest.raises(IndexError, match="a time for each of 1 choices, got 2"):
         make_finder(
-            [(index, index)], {index: USUAL}, (0, 0), [((1, 1, 1, 1), (1, 2))], 132, 2.0, 0.3
+            [(index, index)], {index: USUAL}, (0, 0, 0), [((1, 1, 1, 1), (1, 2))], 132, 2.0, 0.3
         )
     for choices, costs in (([(index, index)], {}), ([(-1, -1)], {-1: USUAL})):
         with pytest.raises(IndexError, match="of compiled kernels with costs"):
-            make_finder(choices, costs, (0, 0), [], 132, 2.0, 0.3)
+            make_finder(choices, costs, (0, 0, 0), [], 132, 2.0, 0.3)
 
 
 @pytest.fixture
@@ -169,7 +206,7 @@ def test_what_is_selected_is_what_is_explained(tables):
         sources.add((decision.source, decision.reason.split(",")[0]))
     # Few K off the lines of memory is chosen for before anything is estimated.
     assert {source for source, _ in sources} == {"table", "cost model"}
-    assert any("best pair's time" in reason for _, reason in sources)
+    assert any("glm-4.5-air-tp8" in reason for _, reason in sources)
 
 
 def test_tables_are_read_before_the_first_call(tables, monkeypatch):
@@ -206,7 +243,7 @@ def test_a_layers_kernels_are_those_that_it_can_take():
     table = make(choices=choices)
 
     def allowed(second="promoted", plain=True, either=True, split_k=True):
-        finder = _fused_moe_kernels._finder(table, second, plain, either, split_k)
+        finder = _fused_moe_kernels._finder(table, second, plain, either, split_k, False)
         return finder and finder.allowed
 
     assert allowed() == allowed(plain=False) == 0b111
@@ -215,7 +252,7 @@ def test_a_layers_kernels_are_those_that_it_can_take():
     # No kernel that sums fast is in the table; one that runs both GEMMs may stand in.
     assert allowed(second="fast") == 0b010
     assert allowed(second="block") is None
-    finder = _fused_moe_kernels._finder(table, "promoted", True, True, True)
+    finder = _fused_moe_kernels._finder(table, "promoted", True, True, True, False)
     names = [[all_configs()[index].id for index in kernels] for kernels in finder.kernels]
     assert ["+".join(dict.fromkeys(pair)) for pair in names] == list(choices)
 

@@ -43,17 +43,19 @@ struct MeasuredProblem {
 struct Chosen {
   int choice;
   double us;
-  int nearest;  // -1 where no measured problem was like it
+  int nearest;          // -1 where no measured problem was like it
+  bool second = false;  // of a GEMM: whether it is taken for a layer's second
 };
 
 class MeasuredChoices {
  public:
-  /// `costs` are those of the kernels that choices name, by index; `common` what both GEMMs leave out of a layer: a
-  /// constant, and for each byte of its rows' activations at the nominal rate. A measured problem has a say as far as
-  /// `radius` octaves from it, against `shrink` times the weight of one that is the same.
+  /// `costs` are those of the kernels that choices name, by index; `common` what both GEMMs leave out: of a layer a
+  /// constant, and for each byte of its rows' activations at the nominal rate; of two different kernels in a row
+  /// another constant. A measured problem has a say as far as `radius` octaves from it, by what `kClose` says; the
+  /// estimate weighs `shrink`.
   MeasuredChoices(std::vector<Kernels> choices,
                   std::map<int, Costs> const& costs,
-                  std::array<double, 2> common,
+                  std::array<double, 3> common,
                   std::vector<MeasuredProblem> const& problems,
                   int sm_count,
                   double radius,
@@ -97,7 +99,9 @@ class MeasuredChoices {
   /// The same for one GEMM, which is taken for one of a layer's two: so both get one answer.
   Chosen choose_gemm(GemmSizes const& gemm, int sm_count, std::uint64_t allowed) const {
     Layer const layer = layer_of(gemm.n, gemm.k);
-    return choose({gemm.rows, gemm.groups, layer.hidden, layer.intermediate}, sm_count, allowed);
+    Chosen chosen = choose({gemm.rows, gemm.groups, layer.hidden, layer.intermediate}, sm_count, allowed);
+    chosen.second = gemm.k != layer.hidden || gemm.n != 2 * layer.intermediate;
+    return chosen;
   }
 
  private:
@@ -105,6 +109,11 @@ class MeasuredChoices {
   static constexpr int kMostKernels = 32;
   // No correction is larger: times of kernels that were given up early are rough.
   static constexpr double kMostCorrection = 0.5;
+
+  // Squared octaves: a problem this far off has half the say of one that is the same.
+  static constexpr double kClose = 0.1;
+
+  static constexpr double kUntimed = 1.02;
 
   static constexpr double kMostHidden = 8192;
 
@@ -201,9 +210,13 @@ class MeasuredChoices {
     double const bytes = sizes.rows * (2 * sizes.hidden + sizes.intermediate);
     double const common = common_[0] + common_[1] * bytes * kReadUsPerByte;
     for (std::size_t index = 0; index < choices_.size(); ++index) {
-      times[index] = common + of_first[firsts_[index]] + of_second[seconds_[index]];
+      double const different = firsts_[index] == seconds_[index] ? 0 : common_[2];
+      times[index] = common + different + of_first[firsts_[index]] + of_second[seconds_[index]];
     }
   }
+
+  /// Whether a time is the lesser one; NaN is none.
+  static bool less(double a, double b) { return a < b || (!std::isnan(a) && std::isnan(b)); }
 
   void add(MeasuredProblem const& problem) {
     if (problem.times.size() != choices_.size()) {
@@ -222,6 +235,14 @@ class MeasuredChoices {
       if (!std::isnan(off)) {
         sum += off;
         ++timed;
+      }
+    }
+    double const best = *std::min_element(problem.times.begin(), problem.times.end(), less);
+    for (std::size_t index = 0; index < choices_.size(); ++index) {
+      // What was not timed is taken to be no better than what was.
+      double const off = std::log(kUntimed * best / times[index]);
+      if (std::isnan(point.off[index]) && off > sum / timed) {
+        point.off[index] = static_cast<float>(off);
       }
     }
     for (float& off : point.off) {
@@ -254,7 +275,8 @@ class MeasuredChoices {
         least = distance;
         nearest = point->number;
       }
-      double const weight = (1 - distance / limit) * (1 - distance / limit);
+      double const fade = 1 - distance / limit;
+      double const weight = fade * fade / (distance + kClose);
       for (std::size_t index = 0; index < choices_.size(); ++index) {
         if (!std::isnan(point->off[index])) {
           sums[index] += weight * point->off[index];
@@ -269,7 +291,7 @@ class MeasuredChoices {
   std::vector<int> firsts_, seconds_;   // positions in `kernels_`, by choice
   std::vector<Kernel> kernels_;         // each once
   std::vector<Config const*> tilings_;  // one of each way to cut tokens
-  std::array<double, 2> common_;
+  std::array<double, 3> common_;
   std::vector<Point> points_;                          // in order of rows a group, whose weight is 1
   std::map<std::pair<double, double>, Layer> layers_;  // by n and k of either GEMM
   std::set<double> hidden_sizes_;

@@ -116,7 +116,7 @@ void bind_choices(py::module_& m) {
   using Problem = std::pair<Sizes, std::vector<double>>;
   auto const make = [](std::vector<std::pair<int, int>> const& choices,
                        std::map<int, Costs> const& costs,
-                       std::array<double, 2> common,
+                       std::array<double, 3> common,
                        std::vector<Problem> const& problems,
                        int sm_count,
                        double radius,
@@ -147,7 +147,8 @@ void bind_choices(py::module_& m) {
                               double k,
                               int sm_count,
                               std::uint64_t allowed) {
-    return tuple_of(self.choose_gemm({rows, groups, n, k}, sm_count, allowed));
+    Chosen const chosen = self.choose_gemm({rows, groups, n, k}, sm_count, allowed);
+    return std::tuple_cat(tuple_of(chosen), std::make_tuple(chosen.second));
   };
   py::class_<MeasuredChoices>(m, "MeasuredChoices")
       .def(py::init(make),

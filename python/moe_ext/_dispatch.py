@@ -1,7 +1,7 @@
 """Which compiled kernel runs: pure functions of host numbers, never of device memory.
 
-The measured table decides where it has a row, a cost model over tiles, waves and bytes where it
-has none.
+A measured table decides for the kinds of operands that have one, a cost model over tiles, waves and
+bytes for the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from moe_ext._configs import GroupedGemmConfig, all_configs, config_indices, matching_configs
 from moe_ext._dispatch_measured import Measured
 from moe_ext._dispatch_rows import Row
-from moe_ext._dispatch_table import TABLES, WHOLE_ROWS, Table
+from moe_ext._dispatch_table import TABLES, WHOLE_ROWS
 from moe_ext._math import ceil_div
 
 ITEM_BYTES = {"bf16": 2, "fp8": 1}
@@ -106,16 +106,15 @@ def _busy_us(config: GroupedGemmConfig, problem: Problem, active_groups: int) ->
 
 
 def _measured(
-    problem: Problem, by_id: Mapping[str, GroupedGemmConfig], table: Table
+    problem: Problem, by_id: Mapping[str, GroupedGemmConfig], table: Measured | None
 ) -> Decision | None:
-    """Return what the table chooses; rows that name a kernel not in `by_id` are passed over."""
+    """Return what the table chooses among the kernels in `by_id`."""
+    if table is None:
+        return None
     sizes = problem[2:]
-    rows = WHOLE_ROWS.get(problem.accumulate, ()) if isinstance(table, Measured) else table
-    for row in rows:
+    for row in WHOLE_ROWS.get(problem.accumulate, ()):
         if row.config in by_id and row.matches(*sizes):
             return Decision(by_id[row.config], "table", row.measurement)
-    if not isinstance(table, Measured):
-        return None
     allowed = table.allowed(by_id)
     if not allowed:
         return None
@@ -124,12 +123,16 @@ def _measured(
     return Decision(by_id[found.choice], source, table.reason(found))
 
 
-def decide(problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: Table) -> Decision:
+def decide(
+    problem: Problem, configs: tuple[GroupedGemmConfig, ...], table: Measured | None
+) -> Decision:
     """Choose among `configs`; they and the table fit the problem's dtype and accumulation."""
     return _decide(problem, {config.id: config for config in configs}, table)
 
 
-def _decide(problem: Problem, by_id: Mapping[str, GroupedGemmConfig], table: Table) -> Decision:
+def _decide(
+    problem: Problem, by_id: Mapping[str, GroupedGemmConfig], table: Measured | None
+) -> Decision:
     measured = _measured(problem, by_id, table)
     if measured is not None:
         return measured
@@ -146,7 +149,9 @@ def _decide(problem: Problem, by_id: Mapping[str, GroupedGemmConfig], table: Tab
 
 
 @functools.lru_cache(maxsize=64)
-def _candidates(dtype: str, accumulate: str) -> tuple[dict[str, GroupedGemmConfig], Table]:
+def _candidates(
+    dtype: str, accumulate: str
+) -> tuple[dict[str, GroupedGemmConfig], Measured | None]:
     configs = matching_configs(dtype, accumulate)
     if not configs:
         raise RuntimeError(
@@ -154,7 +159,7 @@ def _candidates(dtype: str, accumulate: str) -> tuple[dict[str, GroupedGemmConfi
             "compiled, "
             f"got only {', '.join(config.id for config in all_configs())}"
         )
-    return {config.id: config for config in configs}, TABLES.get((dtype, accumulate), ())
+    return {config.id: config for config in configs}, TABLES.get((dtype, accumulate))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -180,18 +185,20 @@ class _Finder(NamedTuple):
     """What finds a kernel's index in a measured table without telling why."""
 
     first: tuple[Row, ...]
-    choose: Callable[..., tuple[int, float, int]]
-    indices: tuple[int, ...]  # of the kernels, by choice
+    choose: Callable[..., tuple[int, float, int, bool]]
+    indices: tuple[tuple[int, int], ...]  # of both GEMMs' kernels, by choice
     allowed: int
 
 
 @functools.lru_cache(maxsize=64)
 def _finder(dtype: str, accumulate: str) -> _Finder | None:
     by_id, table = _candidates(dtype, accumulate)
-    if not isinstance(table, Measured) or not table.allowed(by_id):
+    if table is None or not table.allowed(by_id):
         return None
     first = tuple(row for row in WHOLE_ROWS.get(table.accumulate, ()) if row.config in by_id)
-    indices = tuple(config_indices()[choice] for choice in table.compiled)
+    known = config_indices()
+    names = [choice.split("+") for choice in table.compiled]
+    indices = tuple((known[own[0]], known[own[-1]]) for own in names)
     return _Finder(first, table.finder.choose_gemm, indices, table.allowed(by_id))
 
 
@@ -214,8 +221,8 @@ def select(
         for row in finder.first:
             if k <= row.max_k and row.matches(num_rows, num_groups, n, k, sm_count):
                 return config_indices()[row.config]
-        choice, _, _ = finder.choose(num_rows, num_groups, n, k, sm_count, finder.allowed)
-        return finder.indices[choice]
+        choice, _, _, second = finder.choose(num_rows, num_groups, n, k, sm_count, finder.allowed)
+        return finder.indices[choice][second]
     return choose(
         dtype=dtype,
         accumulate=accumulate,

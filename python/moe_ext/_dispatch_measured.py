@@ -18,10 +18,11 @@ from moe_ext._configs import config_indices, planner
 if TYPE_CHECKING:
     from moe_ext._planner import MeasuredChoices
 
-# In octaves of a problem's sizes: as far away as one that was measured has a say; and what the
-# estimate weighs against one that is the same. `tune_tables --leave-one-out` compares others.
+# In octaves of a problem's sizes: as far away as one that was measured has a say. And what the
+# estimate weighs against them: one that is the same weighs ten, one an octave away 0.5.
+# `tune_tables --leave-one-out` compares others.
 RADIUS = 2.0
-SHRINK = 0.3
+SHRINK = 1.0
 
 Costs = tuple[float, ...]
 """Of a kernel: launch, then what it needs of each term that estimate.hpp names."""
@@ -55,10 +56,10 @@ class Measured:
     """The measured choices for one kind of operands.
 
     A choice names a kernel for both GEMMs of a layer, or two, joined by "+". `costs` are of each
-    kernel that is named, `common` of what else is in a layer. `problems` are numbers: groups,
-    hidden size, intermediate size, rows, microseconds of the best choice, and for each choice the
-    thousandths that it took longer, "-" if it was not timed. `where` says where the rows are and
-    what they were measured on: a GPU with that many SMs.
+    kernel that is named, `common` of what else is in a layer, and of two different kernels.
+    `problems` are numbers: groups, hidden size, intermediate size, rows, microseconds of the best
+    choice, and for each choice the thousandths that it took longer, "-" if it was not timed.
+    `where` says where the rows are and what they were measured on: a GPU with that many SMs.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Measured:
         *,
         choices: tuple[str, ...],
         costs: Mapping[str, Costs],
-        common: tuple[float, float] = (0.0, 0.0),
+        common: tuple[float, float, float] = (0.0, 0.0, 0.0),
         problems: str,
         where: str,
         sm_count: int = 132,
@@ -138,9 +139,12 @@ class Measured:
     def gemm(
         self, num_rows: int, num_groups: int, n: int, k: int, sm_count: int, allowed: int
     ) -> Found:
-        """Return the best choice for a GEMM."""
+        """Return the best choice for a GEMM: the kernel that it gets."""
         sizes = num_rows, num_groups, n, k
-        return self._found(self.finder.choose_gemm(*sizes, sm_count, allowed))
+        index, us, nearest, second = self.finder.choose_gemm(*sizes, sm_count, allowed)
+        found = self._found((index, us, nearest))
+        gate_up, _, down = found.choice.partition("+")
+        return found._replace(choice=down if second and down else gate_up)
 
     def layer(
         self,
@@ -161,9 +165,10 @@ class Measured:
         if found.nearest is None:
             return text
         best = min(us for us in found.nearest.times_us if not math.isnan(us))
+        where = self.where.replace(", bench/", "; bench/")  # a line each
         return (
-            f"{text}; corrected by what was measured, the nearest of {len(self.problems)} problems "
-            f"being {found.nearest.name}, {best:.1f} us at best; {self.where}"
+            f"{text}; nearest of {len(self.problems)} measured: {found.nearest.name}, "
+            f"{best:.1f} us at best; {where}"
         )
 
     def _found(self, answer: tuple[int, float, int]) -> Found:

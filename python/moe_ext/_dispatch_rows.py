@@ -7,16 +7,8 @@ from typing import NamedTuple
 
 from moe_ext._math import ceil_div
 
-# Where measurements are. Single GEMMs of twelve layers; large tiles at T = 256 to 8192; and pairs
-# of GEMMs, one kernel for both unless a row says otherwise: two different kernels in a row cost up
-# to 9 us (docs/notes/cold-code.md). Whole layers, whose first GEMM has another epilogue.
-SINGLES = "bench/results/tuning-2026-11-29.jsonl"
-PREFILL = "bench/results/tuning-prefill-2026-11-29.jsonl"
-DECODE_PAIRS = "bench/results/probes/pairs-l2-128-2026-11-30.jsonl"  # T <= 256, as L2 fetches now
-PAIRS = "bench/results/probes/pairs-2026-11-30.jsonl"
-BLOCK_PAIRS = "bench/results/probes/block-pairs-2026-11-30.jsonl"  # T = 64 to 512
-LAYERS = "bench/results/probes/layer-choices-2026-11-30.jsonl"  # T <= 512
-PREFILL_LAYERS = "bench/results/probes/layer-choices-prefill-2026-11-30.jsonl"  # T = 1024, 2048
+# Pairs of GEMMs, T <= 256.
+DECODE_PAIRS = "bench/results/probes/pairs-l2-128-2026-11-30.jsonl"
 
 
 class Row(NamedTuple):
@@ -73,23 +65,3 @@ def rows_of(dtype: str, accumulate: str, *choices: Choice) -> list[Row]:
         Row(dtype, accumulate, config, f"{result}; H200, zipf0.6, {where}", **limits)  # type: ignore[arg-type]
         for config, result, where, limits in choices
     ]
-
-
-class LayerRow(NamedTuple):
-    """A choice by the sizes of the first GEMM: n counts rows of gate and up, k is the hidden size.
-
-    `row.config` is the first GEMM's kernel, `down` the second's.
-    """
-
-    row: Row
-    down: str
-
-
-def layer_row(
-    kind: str, gate_up: str, down: str, measurement: str, where: str = LAYERS, **limits: float
-) -> LayerRow:
-    """Make a row of one kind of operands, which says where its measurement is."""
-    dtype, accumulate = kind.split()
-    measurement = f"{measurement}; H200, zipf0.6, {where}"
-    row = Row(dtype, accumulate, gate_up, measurement, **limits)  # type: ignore[arg-type]
-    return LayerRow(row, down)

@@ -1,11 +1,7 @@
-"""The measured choices for scales per block that only Swap-AB kernels take: those of all blocks.
-
-Rows that name kernels of plain order are passed over.
-"""
+"""The measured choices for blocks that plain order does not take: those of all."""
 
 from __future__ import annotations
 
-from moe_ext._dispatch_rows import Row
-from moe_ext._dispatch_table_block import CHOICES as OF_ALL_BLOCKS
+from moe_ext import _dispatch_table_block
 
-CHOICES: tuple[Row, ...] = OF_ALL_BLOCKS
+CHOICES = _dispatch_table_block.CHOICES

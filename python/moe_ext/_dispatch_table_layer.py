@@ -1,8 +1,4 @@
-"""The measured choices for whole layers, where kernels most like two products' are not the best.
-
-By the first GEMM's operands. Rows of limits, of which the first match wins, or measured
-problems, as in `_dispatch_table`.
-"""
+"""The measured choices for whole layers, by the first GEMM's operands: see `_dispatch_table`."""
 
 from __future__ import annotations
 
@@ -13,11 +9,8 @@ from moe_ext import (
     _dispatch_table_layer_promoted,
 )
 from moe_ext._dispatch_measured import Measured
-from moe_ext._dispatch_rows import LayerRow
 
-LayerTable = tuple[LayerRow, ...] | Measured
-
-LAYER_TABLES: dict[tuple[str, str], LayerTable] = {
+LAYER_TABLES: dict[tuple[str, str], Measured] = {
     ("bf16", "fp32"): _dispatch_table_layer_bf16.CHOICES,
     ("fp8", "promoted"): _dispatch_table_layer_promoted.CHOICES,
     ("fp8", "block"): _dispatch_table_layer_block.CHOICES,

@@ -1,8 +1,7 @@
-"""The measured choices for layers with scales per block that only Swap-AB kernels take."""
+"""The measured choices for blocks that plain order does not take: those of all."""
 
 from __future__ import annotations
 
-from moe_ext._dispatch_rows import LayerRow
-from moe_ext._dispatch_table_layer_block import CHOICES as OF_ALL_BLOCKS
+from moe_ext import _dispatch_table_layer_block
 
-CHOICES: tuple[LayerRow, ...] = OF_ALL_BLOCKS
+CHOICES = _dispatch_table_layer_block.CHOICES

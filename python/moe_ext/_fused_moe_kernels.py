@@ -10,8 +10,8 @@ from moe_ext._activations import INTERLEAVED
 from moe_ext._configs import GroupedGemmConfig, config_indices, matching_configs
 from moe_ext._dispatch import choose
 from moe_ext._dispatch_measured import Measured
-from moe_ext._dispatch_rows import LayerRow
-from moe_ext._dispatch_table_layer import LAYER_TABLES, LayerTable
+from moe_ext._dispatch_table import WHOLE_ROWS
+from moe_ext._dispatch_table_layer import LAYER_TABLES
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_scales import WeightScale
 from moe_ext._scales import SCALE_BLOCK
@@ -29,14 +29,6 @@ class LayerDecision(NamedTuple):
 
     kernels: Kernels
     source: str
-    reason: str
-
-
-class _Measured(NamedTuple):
-    """A measured choice: ids of kernels, and what was measured."""
-
-    gate_up: str
-    down: str
     reason: str
 
 
@@ -76,16 +68,6 @@ def nearest_kernel(
     return min(candidates, key=distance)
 
 
-def _measured(
-    table: tuple[LayerRow, ...], n: int, k: int, *, num_rows: int, num_groups: int, sm_count: int
-) -> _Measured | None:
-    """Return the measured choice for a layer, by its first GEMM."""
-    for row, down in table:
-        if row.matches(num_rows, num_groups, n, k, sm_count):
-            return _Measured(row.config, down, row.measurement)
-    return None
-
-
 class _Finder(NamedTuple):
     """A measured table, the kernels of its choices, and which of these a layer can take."""
 
@@ -96,16 +78,18 @@ class _Finder(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _finder(
-    table: Measured, second: str, plain: bool, either: bool, split_k: bool
+    table: Measured, second: str, plain: bool, either: bool, split_k: bool, whole_rows: bool
 ) -> _Finder | None:
     """Return what finds kernels in a table, None where it has none that the layers can take.
 
     `second` is how the second GEMM sums, `plain` whether the first can run in plain order, `either`
-    whether its kernel can run the second too, `split_k` whether K may be added up in parts.
+    whether its kernel can run the second too, `split_k` whether K may be added up in parts,
+    `whole_rows` whether its K is of those that kernels for few K are for.
     """
     first = matching_configs(table.dtype, table.accumulate, ("gated", "either"))
     first = tuple(config for config in first if plain or config.swapped)
     rows = matching_configs(table.dtype, second)
+    rows = tuple(c for c in rows if whole_rows or c.order != "SwapABRows")
     sums = "promoted" if second == "fast" else second
     both = matching_configs(table.dtype, sums, ("either",)) if either else ()
     allowed = table.allowed(
@@ -145,17 +129,21 @@ def _kinds_of(layer: Layer, accumulate: str, bias: bool, batch_invariant: bool) 
     return _Kinds("fp8" if layer.fp8 else "bf16", first, second, gated, plain)
 
 
-def _table_of(kinds: _Kinds) -> LayerTable:
-    kind = kinds.gated if kinds.plain else "block_swapped"
-    return LAYER_TABLES.get((kinds.dtype, kind), ())
-
-
-def _finder_of(layer: Layer, kinds: _Kinds, batch_invariant: bool) -> _Finder | None:
-    table = _table_of(kinds)
-    if not isinstance(table, Measured):
+def _finder_of(layer: Layer, kinds: _Kinds, batch_invariant: bool, sm_count: int) -> _Finder | None:
+    table = LAYER_TABLES.get((kinds.dtype, kinds.gated if kinds.plain else "block_swapped"))
+    if table is None:
         return None
     either = layer.hidden_size % 16 == 0  # rows come in slabs of 16
-    return _finder(table, kinds.second, kinds.plain, either, not batch_invariant)
+    whole_rows = _wants_whole_rows(layer, kinds.second, sm_count)
+    return _finder(table, kinds.second, kinds.plain, either, not batch_invariant, whole_rows)
+
+
+def _wants_whole_rows(layer: Layer, second: str, sm_count: int) -> bool:
+    num_rows, num_groups, n, k = _sizes(layer)
+    return any(
+        k <= row.max_k and row.matches(num_rows, num_groups, n, k, sm_count)
+        for row in WHOLE_ROWS.get(second, ())
+    )
 
 
 def _ring_bytes_k(config: GroupedGemmConfig) -> int:
@@ -173,35 +161,22 @@ def decide_kernels(
     (docs/notes/cold-code.md).
     """
     kinds = _kinds_of(layer, accumulate, bias, batch_invariant)
-    finder = _finder_of(layer, kinds, batch_invariant)
+    finder = _finder_of(layer, kinds, batch_invariant, sm_count)
     if finder is not None:
         return _decided(finder, layer, sm_count)
     dtype, first, second, gated, _ = kinds
     num_rows = layer.num_tokens * layer.top_k
     sizes = {"num_rows": num_rows, "num_groups": layer.num_experts, "sm_count": sm_count}
     n = 2 * layer.intermediate_size
-    candidates = gated_candidates(layer, gated, bias)
-    table = _table_of(kinds)
-    if isinstance(table, Measured):
-        table = ()
-    measured = _measured(table, n, layer.hidden_size, **sizes)
-    gate_up = next((c for c in candidates if measured and c.id == measured.gate_up), None)
-    if measured is not None and gate_up is not None:
-        source, reason = "table", measured.reason
-    else:
-        measured = None
-        like = choose(dtype=dtype, accumulate=first, n=n, k=layer.hidden_size, **sizes)
-        gate_up = nearest_kernel(like.config, candidates)
-        source = "likeness" if like.source == "table" else like.source
-        reason = f"most like {like.config.id}, which the product alone would take; {like.reason}"
+    like = choose(dtype=dtype, accumulate=first, n=n, k=layer.hidden_size, **sizes)
+    gate_up = nearest_kernel(like.config, gated_candidates(layer, gated, bias))
+    source = "likeness" if like.source == "table" else like.source
+    reason = f"most like {like.config.id}, which the product alone would take; {like.reason}"
     down = choose(
         dtype=dtype, accumulate=second, n=layer.hidden_size, k=layer.intermediate_size, **sizes
     ).config
-    if _runs_both(gate_up, down, layer, measured):
+    if _runs_both(gate_up, down, layer):
         down = gate_up
-    elif measured is not None:
-        same = matching_configs(dtype, down.accumulate)
-        down = next((config for config in same if config.id == measured.down), down)
     if batch_invariant and down.split_k > 1:
         # All others add up K in one order, whatever their tiles: tests/test_kernels_gpu.py.
         same = matching_configs(dtype, down.accumulate)
@@ -224,17 +199,13 @@ def _decided(finder: _Finder, layer: Layer, sm_count: int) -> LayerDecision:
     return LayerDecision(kernels, source, table.reason(found))
 
 
-def _runs_both(
-    gate_up: GroupedGemmConfig, down: GroupedGemmConfig, layer: Layer, measured: _Measured | None
-) -> bool:
+def _runs_both(gate_up: GroupedGemmConfig, down: GroupedGemmConfig, layer: Layer) -> bool:
     """Whether the first GEMM's kernel is to run the second too, which alone would take `down`."""
     sums = "promoted" if down.accumulate == "fast" else down.accumulate
     if gate_up.output != "either" or gate_up.accumulate != sums:
         return False
     if layer.hidden_size % 16:  # rows come in slabs of 16
         return False
-    if measured is not None:
-        return measured.down == gate_up.id
     # A ring this deep is for few experts: with it mixtral takes 95 us at T = 1, 102 without
     # (h200-2026-11-30-1c0e5bd.jsonl, probes/layer-kernels-2026-11-30.jsonl).
     return down.order != "SwapABRows" and _ring_bytes_k(down) < 2 * _ring_bytes_k(gate_up)
@@ -249,7 +220,7 @@ def choose_kernels(
     What `decide_kernels` says, without the words: those take longer than the choice.
     """
     kinds = _kinds_of(layer, accumulate, bias, batch_invariant)
-    finder = _finder_of(layer, kinds, batch_invariant)
+    finder = _finder_of(layer, kinds, batch_invariant, sm_count)
     if finder is not None:
         choose_layer = finder.table.finder.choose
         return finder.kernels[choose_layer(*_sizes(layer), sm_count, finder.allowed)[0]]

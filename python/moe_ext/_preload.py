@@ -8,7 +8,6 @@ import time
 import torch
 
 from moe_ext._dispatch import select
-from moe_ext._dispatch_measured import Measured
 from moe_ext._dispatch_table import TABLES
 from moe_ext._dispatch_table_layer import LAYER_TABLES
 from moe_ext._library import cuda_device
@@ -87,5 +86,4 @@ def prepare_choices() -> None:
     for kind in TABLES:
         select(*kind, 1, 1, 64, 64)
     for table in LAYER_TABLES.values():
-        if isinstance(table, Measured):
-            table.finder  # noqa: B018  made when it is first asked for
+        table.finder  # noqa: B018  made when it is first asked for
