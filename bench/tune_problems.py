@@ -112,7 +112,7 @@ def problems_of(visits: Iterable[Visit]) -> list[Problem]:
         sums = gated_sums(variant) if cell.op == LAYER else stage_sums(cell, variant)[-1]
         table = ("layer" if cell.op == LAYER else "gemm", variant.dtype, sums)
         problem = Problem(table, cell, variant, visit)
-        if len(problem.choices) > 1:
+        if problem.choices:  # one alone is kept: it is known, and others are not
             problems.append(problem)
     return problems
 

@@ -13,7 +13,7 @@ from moe_ext import _fused_moe_launch, _fused_moe_run
 from moe_ext._activations import ACTIVATIONS, gating
 from moe_ext._fused_moe_checks import check_fused_moe
 from moe_ext._fused_moe_kernels import Kernels as ForcedKernels
-from moe_ext._fused_moe_kernels import choose_kernels
+from moe_ext._fused_moe_kernels import choose_kernels, gated_candidates
 from moe_ext._fused_moe_options import said
 from moe_ext._fused_moe_workspace import workspace_bytes
 from moe_ext.reference import fused_moe_reference
@@ -178,8 +178,10 @@ def test_plain_order_takes_blocks_where_cpp_does(activation, intermediate):
     checked = check_fused_moe("fused_moe", None, **layer)
     config = moe_ext.kernels()[choose_kernels(checked, "promoted", False, False, 132).gate_up]
     # The rule of csrc/grouped_gemm/scales.cpp, by the rows of w13.
-    assert config.swapped or layer["w13"].shape[1] % 256 == 0
-    assert not config.swapped or intermediate != 256
+    takes_plain = layer["w13"].shape[1] % 256 == 0
+    assert config.swapped or takes_plain
+    candidates = gated_candidates(checked, "block", False)
+    assert any(not candidate.swapped for candidate in candidates) == takes_plain
 
 
 OPTIONS = {

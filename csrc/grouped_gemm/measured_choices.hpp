@@ -113,7 +113,11 @@ class MeasuredChoices {
   // Squared octaves: a problem this far off has half the say of one that is the same.
   static constexpr double kClose = 0.1;
 
+  // Of a choice that was not timed over the best that was.
   static constexpr double kUntimed = 1.02;
+
+  // The say of a problem's own times, beside which no other's counts.
+  static constexpr double kSame = 1e4;
 
   static constexpr double kMostHidden = 8192;
 
@@ -216,7 +220,9 @@ class MeasuredChoices {
   }
 
   /// Whether a time is the lesser one; NaN is none.
-  static bool less(double a, double b) { return a < b || (!std::isnan(a) && std::isnan(b)); }
+  static bool less(double a, double b) {
+    return a < b || (!std::isnan(a) && std::isnan(b));
+  }
 
   void add(MeasuredProblem const& problem) {
     if (problem.times.size() != choices_.size()) {
@@ -276,10 +282,14 @@ class MeasuredChoices {
         nearest = point->number;
       }
       double const fade = 1 - distance / limit;
-      double const weight = fade * fade / (distance + kClose);
+      bool const same = distance == 0;
+      double const weight = same ? kSame : fade * fade / (distance + kClose);
       for (std::size_t index = 0; index < choices_.size(); ++index) {
-        if (!std::isnan(point->off[index])) {
+        bool const known = !std::isnan(point->off[index]);
+        if (known) {
           sums[index] += weight * point->off[index];
+        }
+        if (known || same) {
           weights[index] += weight;
         }
       }
