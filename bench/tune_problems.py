@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from bench.candidates import gated_sums, stage_sums
@@ -160,14 +161,40 @@ def fitted(problems: Sequence[Problem], choices: Sequence[str]) -> Fit:
     return fit(timed, layers=problems[0].table[0] == "layer")
 
 
-def text_of(problem: Problem, choices: Sequence[str]) -> str:
-    """Return a measured problem as tables have it, see `Measured`."""
-    times = [problem.choices.get(config, math.nan) for config in choices]
-    best = min(us for us in times if not math.isnan(us))
-    over = [
-        "-" if math.isnan(us) else str(round(1000 * min(us / best - 1, MOST_OVER))) for us in times
+def lines_of(problems: Sequence[Problem], choices: Sequence[str]) -> list[str]:
+    """Return measured problems as tables have them, see `Measured`.
+
+    Those of one size, of several routings and kinds of scales, are one: the geometric means of
+    their best times, and of what each choice took over the best.
+    """
+    of_size: dict[tuple[int, int, int, int], list[Problem]] = {}
+    for problem in problems:
+        of_size.setdefault(problem.sizes, []).append(problem)
+    return [_line_of(sizes, alike, choices) for sizes, alike in of_size.items()]
+
+
+def _line_of(
+    sizes: tuple[int, int, int, int], alike: Sequence[Problem], choices: Sequence[str]
+) -> str:
+    timed = [
+        {config: us for config, us in problem.choices.items() if config in choices}
+        for problem in alike
     ]
-    return " ".join([*map(str, problem.sizes), f"{best:.1f}", *over])
+    bests = [min(own.values()) for own in timed]
+    ratios = [
+        geometric_mean(
+            us[config] / best for us, best in zip(timed, bests, strict=True) if config in us
+        )
+        if any(config in us for us in timed)
+        else math.nan
+        for config in choices
+    ]
+    least = min(ratio for ratio in ratios if not math.isnan(ratio))
+    over = [
+        "-" if math.isnan(ratio) else str(round(1000 * min(ratio / least - 1, MOST_OVER)))
+        for ratio in ratios
+    ]
+    return " ".join([*map(str, sizes), f"{least * geometric_mean(bests):.1f}", *over])
 
 
 def make_table(problems: Sequence[Problem], **options: float) -> Measured:
@@ -181,7 +208,7 @@ def make_table(problems: Sequence[Problem], **options: float) -> Measured:
         choices=choices,
         costs=found.costs,
         common=found.common,
-        problems="\n".join(text_of(problem, choices) for problem in problems),
+        problems="\n".join(lines_of(problems, choices)),
         where="",
         **options,  # type: ignore[arg-type]
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from bench.rows import Row
-from bench.tune_problems import Problem, TableKey, text_of
+from bench.tune_problems import Problem, TableKey, lines_of
 
 if TYPE_CHECKING:
     from moe_ext._dispatch_measured import Measured
@@ -65,8 +65,8 @@ def source_of(key: TableKey, table: Measured, problems: Sequence[Problem]) -> st
         f'        "{name}": ({", ".join(map(str, own))}),\n' for name, own in table.costs.items()
     )
     measured = "\n".join(
-        textwrap.fill(text_of(problem, table.choices), COLUMNS, subsequent_indent="    ")
-        for problem in problems
+        textwrap.fill(line, COLUMNS, subsequent_indent="    ")
+        for line in lines_of(problems, table.choices)
     )
     return f'''\
 """The measured choices for {what}.
