@@ -1,4 +1,4 @@
-# make test | demo | lint | build | wheel | clean: each sets up .venv itself, with nothing but Python >= 3.10, a C++
+# make test | demo | lint | docs | build | wheel | clean: each sets up .venv itself, with nothing but Python >= 3.10, a C++
 # compiler and make on the machine. Settings, all given as `make test NAME=value`:
 #   TORCH=torch==2.13.0      the torch to install (default: the newest)
 #   MOE_EXT_BUILD_CUDA=...   auto, on or off (default: auto where a GPU is visible, else off)
@@ -22,7 +22,7 @@ else
   SETUP = @$(PYTHON) tools/build_planner.py \#
 endif
 
-.PHONY: test demo lint build wheel clean
+.PHONY: test demo lint docs build wheel clean
 .DEFAULT_GOAL := test
 
 test:
@@ -40,6 +40,11 @@ lint:
 	$(RUN) -m mypy
 	find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.cuh' -o -name '*.cu' | xargs .venv/bin/clang-format --dry-run -Werror
 	.venv/bin/codespell
+
+# The site, into build/site; a warning is an error.
+docs:
+	$(SETUP) docs
+	$(RUN) -m mkdocs build --strict --quiet
 
 # Every instantiation, into python/moe_ext, then the check of what came out.
 build: MOE_EXT_BUILD_CUDA := on
