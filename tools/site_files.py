@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("*.md", "docs/**/*.md", "bench/**/*.md", "csrc/*/README.md", "examples/*.md")
@@ -18,6 +18,7 @@ PAGES = ("*.md", "docs/**/*.md", "bench/**/*.md", "csrc/*/README.md", "examples/
 LIST_BEHIND_TEXT = re.compile(r"^(?![-\s|>#<]|\d+\. |```)(.+)\n(?=- |1\. )", re.MULTILINE)
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)")
+LINK_TO_SCRIPT = re.compile(r"(\]\([^)#\s:]+)\.py\)")
 
 
 def pages() -> list[Path]:
@@ -38,13 +39,25 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.remove(file)
     own = pages()
     for path in [*own, *sorted({file for page in own for file in linked_files(page)})]:
-        name = path.relative_to(ROOT).as_posix()
-        files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+        name = path.relative_to(ROOT)
+        if path.suffix == ".py":
+            files.append(script_page(path, name.with_suffix(".md").as_posix(), config))
+        else:
+            uri = name.as_posix()
+            files.append(File(uri, str(ROOT), config.site_dir, config.use_directory_urls))
     return files
 
 
+def script_page(path: Path, uri: str, config: MkDocsConfig) -> File:
+    """A page that shows a script: a browser would download the file itself."""
+    content = f"# {path.name}\n\n```python\n{path.read_text()}```\n"
+    return File.generated(config, uri, content=content, inclusion=InclusionLevel.NOT_IN_NAV)
+
+
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Put empty lines before lists, outside code."""
+    """Outside code, put empty lines before lists, and link to the pages of scripts."""
     parts = FENCED.split(markdown)
-    parts[::2] = [LIST_BEHIND_TEXT.sub(r"\1\n\n", text) for text in parts[::2]]
+    for index in range(0, len(parts), 2):
+        text = LIST_BEHIND_TEXT.sub(r"\1\n\n", parts[index])
+        parts[index] = LINK_TO_SCRIPT.sub(r"\1.md)", text)
     return "".join(parts)
