@@ -26,13 +26,13 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A copy of the sources with a CUDA library: the built one, or a stand-in with its names."""
-    pytest.importorskip("pip")
-    pytest.importorskip("pybind11")
-    try:
-        # Not importorskip: this repository's directory cmake/ imports under that name.
-        importlib.metadata.distribution("cmake")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("needs the Python package cmake")
+    for package in ("pip", "pybind11", "cmake"):
+        try:
+            # Not importorskip: the repository's directory cmake/ imports under that name, and
+            # setuptools cannot be imported behind pip.
+            importlib.metadata.distribution(package)
+        except importlib.metadata.PackageNotFoundError:
+            pytest.skip(f"needs the Python package {package}")
     copy = tmp_path_factory.mktemp("wheel") / "tree"
     ignore = shutil.ignore_patterns(".git", ".venv", "build", "*.so", "*.egg-info", "results")
     shutil.copytree(ROOT, copy, ignore=ignore)

@@ -89,7 +89,9 @@ def make_environment(directory: Path, wheel: Path) -> Path:
         link(distribution, site)
     command = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "install"]
     command += ["--quiet", "--disable-pip-version-check", "--no-index", f"{wheel}[{EXTRA}]"]
-    subprocess.run(command, check=True)
+    # What PYTHONPATH names would be as good as installed to pip.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(command, env=environment, check=True)
     return programs
 
 
