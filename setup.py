@@ -1,9 +1,10 @@
 """Builds the two binaries with CMake; everything else about the package is in pyproject.toml.
 
 MOE_EXT_BUILD_CUDA is read here and nowhere else: `auto` (the default) builds the CUDA library where
-nvcc 13 or a CUDA build of torch is installed, `on` always, `off` never. What such a build lacks is
-named to the build front end as extra build requirements, so an isolated build fetches a compiler or
-torch only where there is none.
+nvcc 13 or a CUDA build of torch is installed, `on` always, `off` never; `prebuilt` packs the one in
+python/moe_ext, so that wheels for several Pythons hold one file. What a build lacks is named to the
+build front end as extra build requirements, so an isolated build fetches a compiler or torch only
+where there is none.
 """
 
 import importlib
@@ -23,6 +24,9 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 LIBRARY = "moe_ext.moe_ext_cuda"
+PREBUILT = ROOT / "python/moe_ext/moe_ext_cuda.so"
+KERNELS = ROOT / "csrc/grouped_gemm/configs.def"
+MODES = ("auto", "on", "off", "prebuilt")
 MIN_CMAKE = (3, 31)
 COMPILER_PACKAGES = (
     "nvidia-cuda-nvcc",
@@ -113,11 +117,31 @@ def program_version(program: str) -> tuple[int, ...]:
     return tuple(map(int, version[0].split("."))) if version else ()
 
 
-def wants_cuda() -> bool:
-    """Whether this build makes the CUDA library."""
+def build_mode() -> str:
+    """What MOE_EXT_BUILD_CUDA asks for."""
     mode = os.environ.get("MOE_EXT_BUILD_CUDA", "auto").lower()
-    if mode not in ("auto", "on", "off"):
-        sys.exit(f"moe_ext: MOE_EXT_BUILD_CUDA must be auto, on or off, got {mode!r}")
+    if mode not in MODES:
+        sys.exit(f"moe_ext: MOE_EXT_BUILD_CUDA must be one of {', '.join(MODES)}, got {mode!r}")
+    return mode
+
+
+def check_prebuilt() -> None:
+    """Fail unless a library is there that holds the kernels that the planner will list."""
+    if not PREBUILT.is_file():
+        sys.exit(f"moe_ext: MOE_EXT_BUILD_CUDA=prebuilt needs {PREBUILT}, got no such file")
+    ids = re.findall(r"^MOE_EXT_CONFIG\(\s*(\w+)", KERNELS.read_text(), re.MULTILINE)
+    data = PREBUILT.read_bytes()
+    missing = [name for name in ids if name.encode() not in data]
+    if missing:
+        sys.exit(
+            f"moe_ext: {PREBUILT} must hold the kernels of {KERNELS.name}, got a library of "
+            f"another build, without {missing[0]}: build it again"
+        )
+
+
+def wants_cuda() -> bool:
+    """Whether this build compiles the CUDA library."""
+    mode = build_mode()
     if mode == "auto":
         torch = find_torch()
         return find_nvcc() is not None or (
@@ -172,7 +196,7 @@ class CMakeBuild(build_ext):
 
     def build_extensions(self) -> None:
         """Configure, build and copy; CMake and ninja print their own progress."""
-        cuda = any(extension.name == LIBRARY for extension in self.extensions)
+        cuda = wants_cuda()
         kind = "cuda" if cuda else "cpu"
         directory = ROOT / "build" / f"cmake-{sysconfig.get_config_var('SOABI')}-{kind}"
         cmake = find_program("cmake", "CMAKE_BIN_DIR", MIN_CMAKE)
@@ -189,8 +213,11 @@ class CMakeBuild(build_ext):
         subprocess.run([cmake, "--build", str(directory)], check=True)
         for extension in self.extensions:
             target = Path(self.get_ext_fullpath(extension.name))
+            prebuilt = extension.name == LIBRARY and not cuda
+            source = PREBUILT if prebuilt else directory / target.name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(directory / target.name, target)
+            if source != target:  # as it is where the package is installed in editable mode
+                shutil.copy2(source, target)
 
 
 class CleanBuild(build):
@@ -203,7 +230,9 @@ class CleanBuild(build):
 
 
 extensions = [Extension("moe_ext._planner", sources=[])]
-if wants_cuda():
+if build_mode() == "prebuilt":
+    check_prebuilt()
+if build_mode() == "prebuilt" or wants_cuda():
     extensions.append(Extension(LIBRARY, sources=[]))
 setup(
     ext_modules=extensions,

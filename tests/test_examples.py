@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import doctest
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import moe_ext
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MODULES = (
@@ -59,6 +61,27 @@ def test_moe_module_example():
     output = run_example("moe_module.py")
     for part in ("FP8: largest", "two ranks: largest", "compiled: largest difference 0.0e+00"):
         assert part in output
+
+
+def test_fp8_checkpoint_example():
+    pytest.importorskip("safetensors")
+    output = run_example("fp8_checkpoint.py")
+    assert "48 tensors of 8 experts" in output
+    assert "dtype=float8_e4m3fn" in output
+    assert float(output.split()[-1].rstrip("%")) < 10
+
+
+def test_expert_parallel_example():
+    pytest.importorskip("torch.distributed")
+    output = run_example("expert_parallel.py")
+    assert "2 ranks with 8 of 16 experts each" in output
+    assert float(re.search(r"largest difference (\S+) of", output)[1]) < 1e-2
+
+
+def test_cuda_graph_example():
+    output = run_example("cuda_graph.py")
+    assert output.count("equal to an eager call: True") == 3
+    assert ("captured" if torch.cuda.is_available() else "needs a GPU, got none") in output
 
 
 def test_transformers_example():

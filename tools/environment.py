@@ -91,7 +91,10 @@ def main() -> None:
     )
     parser.add_argument("--extras", default="", help="comma-separated extras of the package")
     parser.add_argument(
-        "--cuda", default="auto", choices=("auto", "on", "off"), help="MOE_EXT_BUILD_CUDA"
+        "--cuda",
+        default="auto",
+        choices=("auto", "on", "off", "prebuilt"),
+        help="MOE_EXT_BUILD_CUDA",
     )
     arguments = parser.parse_args()
     # Unlike the package, this script may meet an older interpreter.

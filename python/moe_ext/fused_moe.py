@@ -50,8 +50,8 @@ def fused_moe(
 ) -> Tensor:
     """Run the experts of a Mixture-of-Experts layer: from hidden states and routing to the output.
 
-    out[t] = routed_scale * sum over j of topk_weights[t, j] * expert[topk_ids[t, j]](hidden[t])
-    + addend[t], where expert[e](x) = w2[e] @ act(w13[e] @ x + w13_bias[e]) + w2_bias[e].
+    out[t] = routed_scale * sum over j of topk_weights[t, j] * expert(topk_ids[t, j], hidden[t])
+    + addend[t], where expert(e, x) = w2[e] @ act(w13[e] @ x + w13_bias[e]) + w2_bias[e].
 
     Args:
         hidden_states: (num_tokens, hidden), bfloat16, last dimension contiguous, rows 16-byte

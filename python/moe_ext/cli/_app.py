@@ -9,7 +9,7 @@ from typing import cast
 import typer
 
 from moe_ext._version import __version__
-from moe_ext.cli import calibrate, convert, doctor, explain, kernels, plan, report
+from moe_ext.cli import bench, calibrate, convert, doctor, explain, kernels, plan, report
 from moe_ext.cli._console import console
 
 NAME = "moe-ext"
@@ -33,6 +33,7 @@ app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 app.command("kernels")(kernels.kernels)
 app.add_typer(explain.app, name="explain")
+app.add_typer(bench.app, name="bench")
 
 
 def _say_version(wanted: bool) -> None:

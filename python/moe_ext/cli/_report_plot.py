@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from moe_ext.cli._figure import make_figure, save_figure
 from moe_ext.cli._report_data import LayerReport
-from moe_ext.precision._files import written
 from moe_ext.precision.layer_plan import STAGES
 
 _FLOOR = 1e-12
@@ -22,18 +22,10 @@ def draw(layers: Sequence[LayerReport], planned: bool, num_tokens: int, path: Pa
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "report: the package `matplotlib` must be installed for pictures: "
-            'pip install "moe-ext[cli]"'
-        ) from None
     parts = ("before", "after") if planned else ("before",)
     height = 3.0 + 2 * max(1.6, 0.12 * len(layers))
-    figure = Figure(figsize=(6.5 * max(len(parts), 2) if planned else 9.0, height + 2.0))
-    FigureCanvasAgg(figure)
+    width = 6.5 * max(len(parts), 2) if planned else 9.0
+    figure = make_figure("report", width, height + 2.0)
     grid = figure.add_gridspec(3, 2, height_ratios=(1, 1, 0.9))
     maps = [_decibels(layers, part) for part in parts]
     shown = maps[0][maps[0] > -120]
@@ -53,9 +45,7 @@ def draw(layers: Sequence[LayerReport], planned: bool, num_tokens: int, path: Pa
         (("MiB", sizes), (f"us to read the weights, T={num_tokens}", times))
     ):
         _draw_bars(figure.add_subplot(grid[2, column]), layers, label, names, series)
-    figure.set_layout_engine("constrained")
-    with written(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
+    save_figure(figure, path)
 
 
 def _decibels(layers: Sequence[LayerReport], part: str) -> torch.Tensor:
