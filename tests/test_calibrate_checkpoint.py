@@ -190,6 +190,15 @@ DATA = {
         f'the hidden_states of "{prefix_of(0)}" must be floating and have 128 columns, got '
         "torch.bfloat16 (4, 8)",
     ),
+    "ids of another model": (
+        {
+            "layers.0.hidden_states": HIDDEN_STATES,
+            "layers.0.topk_ids": IDS + 98,
+            "layers.0.topk_weights": IDS.float(),
+        },
+        f'topk_ids of "{prefix_of(0)}" must be below the {EXPERTS} experts of the checkpoint, got '
+        "98",
+    ),
     "rows": (
         {
             "layers.0.hidden_states": HIDDEN_STATES,
@@ -295,6 +304,27 @@ def test_token_ids_become_hidden_states_by_the_model(tmp_path, capsys):
     for name, layer in wanted.layers.items():
         assert layer.num_tokens == ids.numel()
         assert_same(own.layers[name], layer)
+
+
+def test_token_ids_beyond_the_vocabulary(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=HIDDEN,
+        intermediate_size=64,
+        moe_intermediate_size=INTERMEDIATE,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+    )
+    transformers.Qwen3MoeForCausalLM(config).bfloat16().save_pretrained(tmp_path / "in")
+    save_file({"input_ids": torch.tensor([[1, 64, 3]])}, tmp_path / "data")
+    assert refused(tmp_path) == (
+        "input_ids must be from 0 to 63, the model's vocabulary, got 1 to 64"
+    )
 
 
 def test_token_ids_that_are_none(tmp_path):

@@ -122,6 +122,45 @@ def test_where_nothing_can_be_written(shell, stats, tmp_path):
     assert said == f"moe-ext: {tmp_path} must be a file to write, got a folder"
 
 
+def test_what_is_read_is_not_written_over(shell, stats, tmp_path):
+    write_model(tmp_path)
+    model, data = tmp_path / "model", tmp_path / "data.safetensors"
+    weights = model / "model.safetensors"
+    for out, given in ((weights, model), (data, data)):
+        before = out.read_bytes()
+        said = shell.fails("calibrate", model, data, "--out", out)
+        assert said == f"moe-ext: {out} must be a file that is not read from, got one of {given}"
+        assert out.read_bytes() == before
+    before = stats.read_bytes()
+    link = tmp_path / "link"
+    link.symlink_to(stats)
+    for out in (stats, link):
+        said = shell.fails("plan", stats, "--budget", "2%", "--out", out)
+        assert said.endswith(f"must be a file that is not read from, got one of {stats}")
+        said = shell.fails("report", stats, "--png", out)
+        assert said.endswith(f"must be a file that is not read from, got one of {stats}")
+    assert stats.read_bytes() == before
+
+
+def test_devices_and_pipes_stay_what_they_are(shell, stats, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    said = shell.fails("plan", stats, "--budget", "2%", "--out", pipe)
+    assert said == f"moe-ext: {pipe} must be a file to write, got a device, a pipe or a socket"
+    with pytest.raises(OSError, match="must be a file to write"):
+        PrecisionPlan.uniform({"a": 2}).save(pipe)
+    assert pipe.is_fifo()
+
+
+def test_a_link_is_written_through(shell, stats, tmp_path):
+    target, link = tmp_path / "plan.json", tmp_path / "link.json"
+    target.write_text("{}")
+    link.symlink_to(target)
+    shell("plan", stats, "--budget", "2%", "--out", link)
+    assert link.is_symlink()
+    assert PrecisionPlan.load(target).layers.keys() == {"a"}
+
+
 REPORTS = {
     "another layer": (
         PrecisionPlan.uniform({"b": 2}),

@@ -65,9 +65,30 @@ def progress(label: str, *, of_bytes: bool) -> Iterator[Callable[[int, int], Non
         yield lambda step, total: bar.update(task, advance=step, total=total)
 
 
+def check_output(path: Path, *inputs: Path) -> None:
+    """Raise unless a file can be written that is none of the inputs, before any work is done for it.
+
+    Args:
+        path: of the file; it may be there already.
+        inputs: files that are read, and folders whose files are.
+
+    Raises:
+        ValueError: `path` is an input, or a file in a folder of inputs that is there already.
+        OSError: it cannot be written.
+    """
+    for given in inputs:
+        same = path.exists() and given.exists() and path.samefile(given)
+        inside = path.exists() and given.is_dir() and given.resolve() in path.resolve().parents
+        if same or inside:
+            raise ValueError(f"{path} must be a file that is not read from, got one of {given}")
+    check_writable(path)
+
+
 def check_writable(path: Path) -> None:
-    """Raise an OSError unless a file can be made, before any work is done for it."""
-    folder = path.absolute().parent
+    """Raise an OSError unless a file can be made, or written again."""
+    if path.exists() and not path.is_dir() and not path.is_file():
+        raise OSError(f"{path} must be a file to write, got a device, a pipe or a socket")
+    folder = path.resolve().parent
     if path.is_dir():
         raise IsADirectoryError(f"{path} must be a file to write, got a folder")
     if not folder.is_dir() or not os.access(folder, os.W_OK):

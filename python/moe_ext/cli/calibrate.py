@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from moe_ext.cli._console import check_writable, console, progress
+from moe_ext.cli._console import check_output, console, progress
 from moe_ext.precision import calibrate_checkpoint
 
 
@@ -33,7 +33,7 @@ def calibrate(
     device: Annotated[str, typer.Option(help="To measure on.")] = "cpu",
 ) -> None:
     """Measure what FP8 does to every expert and stage of a checkpoint."""
-    check_writable(out)
+    check_output(out, model_dir, data)
     with progress("calibrating", of_bytes=False) as advance, warnings.catch_warnings():
         # What the warning is about, the CPU, is what was asked for.
         warnings.filterwarnings("ignore", message="moe_ext: no CUDA device")

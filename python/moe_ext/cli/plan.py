@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from moe_ext.cli._budget import byte_share, relative_error
-from moe_ext.cli._console import check_writable, console, decibels, mib
+from moe_ext.cli._console import check_output, console, decibels, mib
 from moe_ext.precision import PrecisionStats, plan_precision
 from moe_ext.precision.planning import PlannedPrecision, fp8_bytes_of
 
@@ -28,7 +28,7 @@ def plan(
     if (budget is None) == (error_budget is None):
         got = "neither" if budget is None else "both"
         raise typer.BadParameter(f"one of --budget and --error-budget must be given, got {got}")
-    check_writable(out)
+    check_output(out, stats)
     loaded = PrecisionStats.load(stats)
     if budget is not None:
         share = byte_share(budget, fp8_bytes_of(loaded))

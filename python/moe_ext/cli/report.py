@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from moe_ext._dispatch import LAUNCH_US, READ_BYTES_PER_US
-from moe_ext.cli._console import check_writable, console, decibels, mib, table
+from moe_ext.cli._console import check_output, console, decibels, mib, table
 from moe_ext.cli._report_data import LayerReport, layer_reports
 from moe_ext.precision import PrecisionPlan, PrecisionStats
 from moe_ext.precision.layer_plan import STAGES
@@ -26,7 +26,7 @@ def report(
 ) -> None:
     """Show errors by layer, expert and stage, bytes, and times, before and after a plan."""
     if png is not None:
-        check_writable(png)
+        check_output(png, stats, *([] if plan is None else [plan]))
     loaded = PrecisionStats.load(stats)
     own = None if plan is None else PrecisionPlan.load(plan)
     layers = layer_reports(loaded, own, tokens)

@@ -19,7 +19,9 @@ _KEY = "moe_ext"  # of the metadata, whose values are strings
 @contextmanager
 def written(path: str | Path) -> Iterator[Path]:
     """Give a path to write to, and rename it to the real one when that has succeeded."""
-    target = Path(path)
+    target = Path(path).resolve()  # what a link leads to, not the link
+    if target.exists() and not target.is_file():
+        raise OSError(f"{path} must be a file to write, got a folder, a device or a pipe")
     temporary = target.with_name(f".{target.name}.incomplete")
     try:
         yield temporary
@@ -32,10 +34,13 @@ def save_tensors(
     op: str, path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]
 ) -> None:
     """Write tensors, and beside them a header that JSON can hold."""
-    save_file = _safetensors(op).torch.save_file
+    safetensors = _safetensors(op)
     dense = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     with written(path) as temporary:
-        save_file(dense, temporary, metadata={_KEY: json.dumps(header)})
+        try:
+            safetensors.torch.save_file(dense, temporary, metadata={_KEY: json.dumps(header)})
+        except safetensors.SafetensorError as error:
+            raise OSError(f"{op}: {path} cannot be written: {error}") from None
 
 
 def load_tensors(

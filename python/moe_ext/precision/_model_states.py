@@ -43,6 +43,12 @@ def hidden_states_of(
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.bfloat16, local_files_only=True
         )
+    vocabulary = model.get_input_embeddings().num_embeddings
+    if input_ids.numel() and not (0 <= int(input_ids.min()) and int(input_ids.max()) < vocabulary):
+        raise ValueError(
+            f"{op}: input_ids must be from 0 to {vocabulary - 1}, the model's vocabulary, got "
+            f"{int(input_ids.min())} to {int(input_ids.max())}"
+        )
     model = model.to(device).eval()
     found: dict[int, list[Tensor]] = {}
     for name, module in model.named_modules():

@@ -224,6 +224,11 @@ def _tokens_of(
             f"one shape, with a row for each of {hidden.shape[0]} hidden states, got "
             f"{ids.dtype} {tuple(ids.shape)} and {weights.dtype} {tuple(weights.shape)}"
         )
+    if ids.numel() and int(ids.max()) >= experts.num_experts:
+        raise ValueError(
+            f"{_OP}: topk_ids of {quoted(name)} must be below the {experts.num_experts} experts of "
+            f"the checkpoint, got {int(ids.max())}"
+        )
     rows = (hidden.shape[0], ids.shape[-1])
     return hidden, weights.float().reshape(rows), ids.reshape(rows)
 
