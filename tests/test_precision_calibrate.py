@@ -11,6 +11,7 @@ from moe_ext.nn import Experts, MoELayer
 from moe_ext.precision import (
     ExpertBank,
     LayerPlan,
+    PrecisionStats,
     calibrate,
     fused_moe_mixed_reference,
     plan_precision,
@@ -91,6 +92,20 @@ def test_ranges_of_activations():
     assert float(stats.output_max[2, 0]) == pytest.approx(
         float(torch.cat([gate, up]).abs().max()), rel=0.01
     )
+
+
+def test_a_huge_weight_is_a_finite_one(tmp_path):
+    experts, batch, _ = layer_of({})
+    with torch.no_grad():
+        experts.w2[1, 3, 5] = 1e10
+    stats = calibrate(experts, [batch], scales="tensor")
+    weight = experts.w2[1].double()
+    centred = weight - weight.mean()
+    kurtosis = centred.pow(4).mean() / centred.square().mean() ** 2
+    own = stats.layers["experts"].kurtosis[1, 1]
+    assert float(own) == pytest.approx(float(kurtosis), rel=1e-4)
+    stats.save(tmp_path / "stats")
+    assert PrecisionStats.load(tmp_path / "stats").layers["experts"].kurtosis[1, 1] == own
 
 
 def test_statistics_of_weights():

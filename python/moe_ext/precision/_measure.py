@@ -99,13 +99,10 @@ class Measurement:
 
     def _look_at(self, expert: int, index: int, w: Tensor, q: Tensor) -> None:
         total = energy(w)
-        mean = float(w.mean(dtype=torch.float64))
-        variance = total / w.numel() - mean * mean
-        fourth = float((w - mean).square_().square_().mean(dtype=torch.float64))
         place = (expert, index)
         self.weights["weight_energy"][place] = total
         self.weights["weight_error"][place] = energy(q - w) / total if total else 0.0
-        self.weights["kurtosis"][place] = fourth / variance**2 if variance > 0 else 0.0
+        self.weights["kurtosis"][place] = _kurtosis(w)
         rms = (total / w.numel()) ** 0.5
         self.weights["max_over_rms"][place] = largest(w) / rms if rms else 0.0
         if index == 0 and ACTIVATIONS[self.experts.activation].gated:
@@ -181,3 +178,17 @@ def energy(tensor: Tensor) -> float:
 def largest(tensor: Tensor) -> float:
     """Return the largest magnitude; NaN where there is one."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _kurtosis(w: Tensor) -> float:
+    """Return the fourth central moment over the square of the second, 0 where all are equal."""
+    most = largest(w)
+    if not most:
+        return 0.0
+    # Of values within -1 and 1, whose powers do not overflow.
+    scaled = w / most
+    centred = scaled.sub_(float(scaled.mean(dtype=torch.float64)))
+    squares = centred.square_()
+    variance = float(squares.mean(dtype=torch.float64))
+    fourth = float(squares.square_().mean(dtype=torch.float64))
+    return fourth / variance**2 if variance > 0 else 0.0

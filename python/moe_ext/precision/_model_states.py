@@ -44,7 +44,7 @@ def hidden_states_of(
             directory, dtype=torch.bfloat16, local_files_only=True
         )
     vocabulary = model.get_input_embeddings().num_embeddings
-    if input_ids.numel() and not (0 <= int(input_ids.min()) and int(input_ids.max()) < vocabulary):
+    if input_ids.numel() and not (int(input_ids.min()) >= 0 and int(input_ids.max()) < vocabulary):
         raise ValueError(
             f"{op}: input_ids must be from 0 to {vocabulary - 1}, the model's vocabulary, got "
             f"{int(input_ids.min())} to {int(input_ids.max())}"
