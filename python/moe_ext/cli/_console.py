@@ -66,7 +66,7 @@ def progress(label: str, *, of_bytes: bool) -> Iterator[Callable[[int, int], Non
 
 
 def check_output(path: Path, *inputs: Path) -> None:
-    """Raise unless a file can be written that is none of the inputs, before any work is done for it.
+    """Raise, before any work is done, unless a file can be written that is none of the inputs.
 
     Args:
         path: of the file; it may be there already.
