@@ -19,8 +19,7 @@ constexpr int kThreads = 128;
 /// Up to so many threads are spread over more SMs, a warp to a CTA.
 constexpr std::int64_t kFewThreads = 132 * kThreads;
 /// Shared memory that nothing uses. Up to so many CTAs come while the GEMM still runs and would all crowd onto the SMs
-/// that it leaves first; asked for this, eight fit one SM
-/// (docs/notes/layer-stages.md).
+/// that it leaves first; asked for this, eight fit one SM (docs/notes/layer-stages.md).
 constexpr std::int64_t kCtasToSpread = 132 * 8;
 constexpr int kSpreadingBytes = 26'000;
 
