@@ -265,8 +265,8 @@ def test_models_that_are_not_known(tmp_path, name):
     assert refused(tmp_path) == message
 
 
-def test_token_ids_become_hidden_states_by_the_model(tmp_path, capsys):
-    transformers = pytest.importorskip("transformers")
+def save_qwen3_moe(transformers, directory):
+    """Save a model of three layers, the middle one without experts."""
     config = transformers.Qwen3MoeConfig(
         vocab_size=64,
         hidden_size=HIDDEN,
@@ -281,7 +281,12 @@ def test_token_ids_become_hidden_states_by_the_model(tmp_path, capsys):
         norm_topk_prob=True,
         mlp_only_layers=[1],
     )
-    transformers.Qwen3MoeForCausalLM(config).bfloat16().save_pretrained(tmp_path / "in")
+    transformers.Qwen3MoeForCausalLM(config).bfloat16().save_pretrained(directory)
+
+
+def test_token_ids_become_hidden_states_by_the_model(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    save_qwen3_moe(transformers, tmp_path / "in")
     ids = torch.randint(64, (3, 50))
     save_file({"input_ids": ids}, tmp_path / "data")
     model = transformers.Qwen3MoeForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.bfloat16)
@@ -308,19 +313,7 @@ def test_token_ids_become_hidden_states_by_the_model(tmp_path, capsys):
 
 def test_token_ids_beyond_the_vocabulary(tmp_path):
     transformers = pytest.importorskip("transformers")
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=64,
-        hidden_size=HIDDEN,
-        intermediate_size=64,
-        moe_intermediate_size=INTERMEDIATE,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        num_experts=EXPERTS,
-        num_experts_per_tok=TOP_K,
-    )
-    transformers.Qwen3MoeForCausalLM(config).bfloat16().save_pretrained(tmp_path / "in")
+    save_qwen3_moe(transformers, tmp_path / "in")
     save_file({"input_ids": torch.tensor([[1, 64, 3]])}, tmp_path / "data")
     assert refused(tmp_path) == (
         "input_ids must be from 0 to 63, the model's vocabulary, got 1 to 64"

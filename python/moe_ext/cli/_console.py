@@ -22,6 +22,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from moe_ext.precision._files import target_of
+
 _PIPE_COLUMNS = 200
 """Width where there is no terminal, so that nothing is cut off in files."""
 
@@ -86,11 +88,7 @@ def check_output(path: Path, *inputs: Path) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise an OSError unless a file can be made, or written again."""
-    if path.exists() and not path.is_dir() and not path.is_file():
-        raise OSError(f"{path} must be a file to write, got a device, a pipe or a socket")
-    folder = path.resolve().parent
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} must be a file to write, got a folder")
+    folder = target_of(path).parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         got = "one that cannot be written" if folder.is_dir() else "none"
         raise OSError(f"{folder} must be a folder to write {path.name} in, got {got}")

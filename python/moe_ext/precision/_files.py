@@ -16,12 +16,24 @@ from moe_ext.precision._plan_json import check_header
 _KEY = "moe_ext"  # of the metadata, whose values are strings
 
 
+def target_of(path: str | Path) -> Path:
+    """Return the file that a path leads to, of a link what it leads to.
+
+    Raises:
+        OSError: there is something else, a folder, a device or a pipe.
+    """
+    target = Path(path).resolve()
+    if target.is_dir():
+        raise IsADirectoryError(f"{path} must be a file to write, got a folder")
+    if target.exists() and not target.is_file():
+        raise OSError(f"{path} must be a file to write, got a device, a pipe or a socket")
+    return target
+
+
 @contextmanager
 def written(path: str | Path) -> Iterator[Path]:
     """Give a path to write to, and rename it to the real one when that has succeeded."""
-    target = Path(path).resolve()  # what a link leads to, not the link
-    if target.exists() and not target.is_file():
-        raise OSError(f"{path} must be a file to write, got a folder, a device or a pipe")
+    target = target_of(path)
     temporary = target.with_name(f".{target.name}.incomplete")
     try:
         yield temporary
