@@ -9,6 +9,7 @@
 #include "fused_moe/combine_op.hpp"
 #include "fused_moe/gather_op.hpp"
 #include "fused_moe/masked_op.hpp"
+#include "fused_moe/mixed_op.hpp"
 #include "fused_moe/op.hpp"
 #include "fused_moe/sort_op.hpp"
 #include "grouped_gemm/config_list.hpp"
@@ -123,6 +124,17 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
       "w13_scale, Tensor? w2_scale, Tensor? a1_scale, Tensor? a2_scale, Tensor? w13_bias, Tensor? w2_bias, "
       "Tensor(b!) intermediate, Tensor(c!)? quantised, Tensor(d!)? scale, Tensor(a!) out, int flags, "
       "int w13_config, int w2_config, float[] gating) -> ()");
+  // A layer of experts in FP8 or BF16 by expert and by stage: places (num_experts,), weights in the order of places,
+  // kernels and gating empty for those remembered for the problem, the rest as fused_moe/mixed_op.hpp has it
+  m.def(
+      "fused_moe_mixed_launch(Tensor hidden_states, Tensor topk_weights, Tensor topk_ids, Tensor places, "
+      "Tensor? "
+      "w13_fp8, Tensor? w13_bf16, Tensor? w2_fp8, Tensor? w2_bf16, Tensor? w13_scale, Tensor? w2_scale, "
+      "Tensor? a1_scale, Tensor? a2_scale, Tensor? w13_fp8_bias, Tensor? w13_bf16_bias, Tensor? w2_fp8_bias, "
+      "Tensor? w2_bf16_bias, Tensor? expert_map, Tensor? addend, Tensor(b!)? workspace, Tensor(a!)? out, "
+      "int num_fp8, int flags, float alpha, float limit, float routed_scale, int first_expert, int[] "
+      "kernels, "
+      "float[] gating) -> Tensor(a!)");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Loads every kernel into the device's context; how many there are
@@ -144,6 +156,7 @@ STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
   m.impl("fused_moe_configured", moe_ext::CheckedBox<&moe_ext::fused_moe::fused_moe_configured>::value);
   m.impl("fused_moe_masked_configured",
          moe_ext::CheckedBox<&moe_ext::fused_moe::fused_moe_masked_configured>::value);
+  m.impl("fused_moe_mixed_launch", moe_ext::CheckedBox<&moe_ext::fused_moe::fused_moe_mixed_launch>::value);
   m.impl("gather_quantize_configured",
          moe_ext::CheckedBox<&moe_ext::fused_moe::gather_quantize_configured>::value);
   m.impl("topk_routing_configured", moe_ext::CheckedBox<&moe_ext::routing::configured>::value);

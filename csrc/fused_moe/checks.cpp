@@ -1,8 +1,6 @@
 // From torch tensors to a layer: what is found wrong on the way says what was expected and what came.
 #include "fused_moe/checks.hpp"
 
-#include <limits>
-
 #include "common/cuda_context.hpp"
 #include "common/tensor_checks.hpp"
 #include "common/tensor_strides.hpp"
@@ -10,6 +8,7 @@
 #include "fused_moe/gather_op.hpp"
 #include "fused_moe/gemm_checks.hpp"
 #include "fused_moe/op.hpp"
+#include "fused_moe/operand_checks.hpp"
 #include "fused_moe/sort_op.hpp"
 #include "fused_moe/workspace.hpp"
 #include "fused_moe/workspace_layout.hpp"
@@ -18,64 +17,6 @@ namespace moe_ext::fused_moe {
 namespace {
 
 constexpr char const* kOp = "fused_moe";
-constexpr std::int64_t kMost = std::numeric_limits<int>::max() - (1 << 16);
-/// Fewer than a sort can take: MAX_SLOTS of python/moe_ext/_fused_moe_workspace.py.
-constexpr std::int64_t kMostSlots = std::int64_t{1} << 22;
-
-void check_weight(
-    char const* argument, Tensor const& weight, Form const& form, std::int64_t n, std::int64_t k) {
-  check_on_device(kOp, argument, weight, form.device, "hidden_states");
-  check_dtype(kOp, argument, weight, form.fp8 ? ScalarType::Float8_e4m3fn : ScalarType::BFloat16);
-  check_size(kOp, argument, 0, weight.size(0), form.num_experts);
-  check_size(kOp, argument, 1, weight.size(1), n);
-  check_size(kOp, argument, 2, weight.size(2), k);
-  check_rows_aligned(kOp, argument, weight, weight.const_data_ptr());
-}
-
-/// Of a weight that has passed: BF16 has no scale, FP8 one of a known layout.
-WeightScale check_weight_scale(char const* argument,
-                               std::optional<Tensor> const& scale,
-                               Tensor const& weight,
-                               bool fp8) {
-  check_value(scale.has_value() == fp8,
-              kOp,
-              ": `",
-              argument,
-              "` must be given for float8_e4m3fn weights and only then, got the other");
-  if (!fp8) {
-    return {};
-  }
-  auto const shape = scale->sizes();
-  std::optional<WeightScale> const layout =
-      weight_scale_of({shape.data(), shape.size()}, weight.size(0), weight.size(1), weight.size(2));
-  check_value(
-      layout.has_value(), kOp, ": `", argument, "` must have a shape that fits its weight, got another");
-  return *layout;
-}
-
-void check_slots(Form const& form) {
-  check_value(form.top_k >= 1 && form.top_k <= kMaxTopK && form.num_tokens <= kMostSlots / form.top_k,
-              kOp,
-              ": `topk_ids` must have 1 to ",
-              kMaxTopK,
-              " columns and at most ",
-              kMostSlots,
-              " elements, got shape (",
-              form.num_tokens,
-              ", ",
-              form.top_k,
-              ")");
-}
-
-void check_experts(Call const& call) {
-  if (!call.expert_map.has_value()) {
-    return;
-  }
-  check_value(call.first_expert == 0 && call.expert_map->numel() > 0,
-              kOp,
-              ": `expert_map` must have elements and no `first_expert` beside it, got ",
-              call.first_expert);
-}
 
 void check_own_workspace(Tensor const& workspace, Form const& form) {
   std::int64_t const bytes = workspace.numel() * static_cast<std::int64_t>(workspace.element_size());
@@ -83,42 +24,12 @@ void check_own_workspace(Tensor const& workspace, Form const& form) {
   check_value(bytes >= needed, kOp, ": `workspace` must have at least ", needed, " bytes, got ", bytes);
 }
 
-void check_out(Tensor const& out, Form const& form) {
-  check_on_device(kOp, "out", out, form.device, "hidden_states");
-  check_dtype(kOp, "out", out, ScalarType::BFloat16);
-  check_rank(kOp, "out", out, 2);
-  check_size(kOp, "out", 0, out.size(0), form.num_tokens);
-  check_size(kOp, "out", 1, out.size(1), form.hidden);
-  check_rows_aligned(kOp, "out", out, out.mutable_data_ptr());
-}
-
-/// Whether a kernel that can read rows where their tokens are should, in place of one before it that puts them in
-/// order. That one's time grows with rows and hidden size; what the GEMM loses, where it is bound by the tensor core,
-/// with the intermediate size too. With few tokens a launch less counts. Measured in docs/notes/token-gather.md.
-bool should_gather(gemm::Config const& config, Form const& form) {
-  constexpr std::int64_t kShortIntermediate = 1024;
-  constexpr std::int64_t kFewRowsPerExpert = 256;
-  if (gemm::is_narrow(config)) {
-    return true;
-  }
-  bool const loads_bind =
-      !form.fp8 && config.tile_weights == 256 && form.slots() <= kFewRowsPerExpert * form.num_experts;
-  return form.intermediate <= kShortIntermediate || loads_bind;
-}
-
-/// Whether a kernel can do that: in whole pieces of 16 bytes, which 32 bits count.
-bool can_gather(gemm::Config const& config, Form const& form, GatherParams const& rows) {
-  std::int64_t const row_bytes = form.fp8 ? rows.out_row_stride : rows.x_row_stride * 2;
-  return gemm::gathers_tokens(config) && form.hidden * (form.fp8 ? 1 : 2) % 16 == 0 &&
-         form.num_tokens * (row_bytes / 16) <= std::numeric_limits<std::uint32_t>::max();
-}
-
 /// Gate_up reads rows where their tokens are: those of `hidden_states`, or of FP8 as many quantised ones.
 void gather_in_gate_up(Layer& layer, Form const& form, WorkspaceParts const& parts) {
   gemm::Params& first = layer.gate_up.params;
   layer.sort.tokens_of_rows = true;
   first.token_of_row = parts.row_slot;
-  first.offs_ready = false;
+  first.wait = gemm::Wait::ForAll;
   first.programmatic = true;
   GatherParams& tokens = layer.gather;
   if (!form.fp8) {
@@ -151,31 +62,6 @@ gemm::Gating make_gating(std::array<float, 6> const& numbers, std::int64_t inter
           .up_step = ungated ? 0 : (interleaved ? 1 : static_cast<int>(intermediate)),
           .slab_step = interleaved ? 16 : 8,
           .joins = true};
-}
-
-void check_weights(Form& form, Experts const& experts, std::int64_t flags) {
-  check_value(form.hidden > 0 && form.hidden % 8 == 0 && form.hidden <= kMost && form.intermediate > 0 &&
-                  form.intermediate % 8 == 0 && form.intermediate <= kMost / 2,
-              kOp,
-              ": hidden and intermediate size must be positive multiples of 8, got ",
-              form.hidden,
-              " and ",
-              form.intermediate);
-  bool const ungated = (flags & kUngated) != 0;
-  bool const interleaved = (flags & kInterleaved) != 0;
-  check_value(!ungated || !interleaved, kOp, ": `flags` must not say interleaved and ungated, got both");
-  check_weight("w13", experts.w13, form, form.intermediate * (ungated ? 1 : 2), form.hidden);
-  check_weight("w2", experts.w2, form, form.hidden, form.intermediate);
-  form.w13_scale = check_weight_scale("w13_scale", experts.w13_scale, experts.w13, form.fp8);
-  form.w2_scale = check_weight_scale("w2_scale", experts.w2_scale, experts.w2, form.fp8);
-  check_value(form.w2_scale.n_segments == 1 && (form.w13_scale.n_segments == 1 || (!ungated && !interleaved)),
-              kOp,
-              ": scales must have one grid of blocks unless gate rows lie before up rows, got two");
-  bool const blocks = form.w13_scale.granularity == Granularity::RowBlocks ||
-                      form.w2_scale.granularity == Granularity::RowBlocks;
-  check_value((flags & kFast) == 0 || (form.fp8 && !blocks),
-              kOp,
-              ": `accumulate` must be \"promoted\" for bfloat16 or with scales per block, got \"fast\"");
 }
 
 Form check_form(Call const& call) {
@@ -213,15 +99,12 @@ Layer check_layer(Call const& call,
   std::int64_t const slots = form.slots();
   check_size(kOp, "topk_ids", 0, call.topk_ids.size(0), form.num_tokens);
   check_on_device(kOp, "topk_ids", call.topk_ids, form.device, "hidden_states");
-  check_experts(call);
+  check_map(call.expert_map, call.first_expert);
   if (call.workspace.has_value()) {
     check_own_workspace(workspace, form);
   }
   check_out(out, form);
-  if (call.addend.has_value()) {
-    check_rank(kOp, "addend", *call.addend, 2);
-    check_rows_aligned(kOp, "addend", *call.addend, call.addend->const_data_ptr());
-  }
+  check_addend(call.addend);
   auto const& gate_up =
       kernel_for("w13_config", choice.w13_config, gemm::Output::Gated, form.w13_scale, call.flags);
   auto const& down = kernel_for("w2_config", choice.w2_config, gemm::Output::Rows, form.w2_scale, call.flags);

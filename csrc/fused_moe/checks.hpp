@@ -61,10 +61,6 @@ struct Experts {
   std::optional<torch::stable::Tensor> const& w2_scale;
 };
 
-/// Checks weights of 3 dimensions against the sizes in `form`, and what `flags` say of them; sets what their scales
-/// say.
-void check_weights(Form& form, Experts const& experts, std::int64_t flags);
-
 /// What `numbers` of a Choice and `flags` say of gate and up.
 grouped_gemm::Gating make_gating(std::array<float, 6> const& numbers,
                                  std::int64_t intermediate,

@@ -18,7 +18,7 @@ enum class GatherFormat : std::int64_t {
 enum class GatherWeights { None, BF16, FP32 };
 
 /// Strides are in elements. Rows of x and out begin at multiples of 16 bytes, and hidden_size is a multiple of 8. Rows
-/// from *num_rows on, and rows of slots that are none, are neither read nor written.
+/// before *first_row and from *num_rows on, and rows of slots that are none, are neither read nor written.
 struct GatherParams {
   void const* x;  // (num_tokens, hidden_size), BF16
   std::int64_t x_row_stride;
@@ -27,12 +27,13 @@ struct GatherParams {
   int const*
       row_slot;  // (max_rows,), slot t * top_k + j of each row; or null: row r is token r, and top_k is 1
   /// (num_tokens, top_k), the row of each slot, anything outside [0, max_rows) for none; or null. With it, and without
-  /// weights, a token is read once for all of its rows, and neither row_slot nor num_rows is read; top_k is then at
-  /// most kMaxTopK. No two tokens may have the same row.
+  /// weights, a token is read once for all of its rows, and neither row_slot nor first_row nor num_rows is read; top_k
+  /// is then at most kMaxTopK. No two tokens may have the same row.
   int const* slot_row;
   int top_k;
   int const* num_rows;  // of max_rows, on the device, as the last of the offsets has it; or null: all
   int max_rows;
+  int const* first_row = nullptr;  // on the device; null: 0
   void const*
       weights;  // (num_tokens, top_k), factors of the rows, whose products are rounded to BF16; or null
   GatherWeights weights_type;
@@ -49,7 +50,8 @@ struct GatherParams {
   /// Lets the kernel behind it begin before that wait: for one that reads nothing of the previous kernel's, nor of this
   /// one's, before its own wait.
   bool dependents_first;
-  bool counted_before;  // *num_rows was final before the previous kernel began, so it is read before the wait
+  /// *first_row and *num_rows were final before the previous kernel began, so they are read before the wait.
+  bool counted_before;
   /// Nothing that is read is the previous kernel's, nor is written where that one reads or writes: the wait is at the
   /// end, so that whoever waits for this kernel has waited for that one too.
   bool beside_previous;

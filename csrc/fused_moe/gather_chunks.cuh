@@ -35,11 +35,11 @@ struct Chunk {
 
 /// The chunk of this thread's team.
 template <int kBlocks>
-__device__ Chunk<kBlocks> load_own_chunk(ChunkParams const& params, int num_rows) {
+__device__ Chunk<kBlocks> load_own_chunk(ChunkParams const& params, RowSpan rows) {
   int const thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   Chunk<kBlocks> chunk;
   params.chunks_per_row(chunk.row, chunk.index, thread / kTeam);
-  Row const row = find_row(params.source, chunk.row, num_rows);
+  Row const row = find_row(params.source, chunk.row, rows);
   chunk.column =
       chunk.index * kBlocks * quantize::kBlock + static_cast<int>(threadIdx.x) % kTeam * RowVector::kElems;
   chunk.left = row.x == nullptr ? 0 : params.source.problem.hidden_size - chunk.column;

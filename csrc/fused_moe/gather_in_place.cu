@@ -12,13 +12,13 @@ constexpr int kBlockThreads = quantize::Chunks<Element>::kTeam;  // that share 1
 template <GatherFormat kFormat>
 __global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
     __grid_constant__ RowParams const params) {
-  int const num_rows = wait_and_count_rows(params.source.problem);
+  RowSpan const rows = wait_and_count_rows(params.source.problem);
   GatherParams const& problem = params.source.problem;
   int const threads = params.threads_per_row;
   int const thread = static_cast<int>(threadIdx.x) % threads;
   int const in_cta = static_cast<int>(threadIdx.x) / threads;
   int const index = static_cast<int>(blockIdx.x) * (static_cast<int>(blockDim.x) / threads) + in_cta;
-  Row const row = find_row(params.source, index, num_rows);
+  Row const row = find_row(params.source, index, rows);
   // The same for all threads of the row, so for all that meet below.
   if (row.x == nullptr) {
     return;

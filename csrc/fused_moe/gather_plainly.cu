@@ -8,9 +8,9 @@ namespace {
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_copy_kernel(
     __grid_constant__ ChunkParams const params) {
-  int const num_rows = wait_and_count_rows(params.source.problem);
+  RowSpan const rows = wait_and_count_rows(params.source.problem);
   GatherParams const& problem = params.source.problem;
-  auto const chunk = load_own_chunk<kBlocks>(params, num_rows);
+  auto const chunk = load_own_chunk<kBlocks>(params, rows);
   Element* const out = static_cast<Element*>(problem.out) + chunk.row * problem.out_row_stride + chunk.column;
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {
@@ -23,10 +23,10 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_copy_kernel(
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_static_scale_kernel(
     __grid_constant__ ChunkParams const params) {
-  int const num_rows = wait_and_count_rows(params.source.problem);
+  RowSpan const rows = wait_and_count_rows(params.source.problem);
   GatherParams const& problem = params.source.problem;
   quantize::Divisor const divisor(*problem.static_scale);
-  auto const chunk = load_own_chunk<kBlocks>(params, num_rows);
+  auto const chunk = load_own_chunk<kBlocks>(params, rows);
   std::uint8_t* const out = fp8_row(problem, chunk.row) + chunk.column;
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {

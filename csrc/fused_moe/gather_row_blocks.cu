@@ -8,9 +8,9 @@ namespace {
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_row_blocks_kernel(
     __grid_constant__ ChunkParams const params) {
-  int const num_rows = wait_and_count_rows(params.source.problem);
+  RowSpan const rows = wait_and_count_rows(params.source.problem);
   GatherParams const& problem = params.source.problem;
-  auto const chunk = load_own_chunk<kBlocks>(params, num_rows);
+  auto const chunk = load_own_chunk<kBlocks>(params, rows);
   // Threads without a row stay for the shuffles.
   float largest[kBlocks];
 #pragma unroll

@@ -49,8 +49,16 @@ __device__ inline void end_beside_previous(GatherParams const& problem) {
   }
 }
 
-__device__ inline int valid_rows(GatherParams const& problem) {
-  return problem.num_rows == nullptr ? problem.max_rows : min(max(*problem.num_rows, 0), problem.max_rows);
+/// The rows that count.
+struct RowSpan {
+  int begin;
+  int end;
+};
+
+__device__ inline RowSpan valid_rows(GatherParams const& problem) {
+  int const begin = problem.first_row == nullptr ? 0 : *problem.first_row;
+  int const end = problem.num_rows == nullptr ? problem.max_rows : *problem.num_rows;
+  return {max(begin, 0), min(end, problem.max_rows)};
 }
 
 __device__ inline float weight_at(GatherParams const& problem, int token, int choice) {
@@ -61,15 +69,15 @@ __device__ inline float weight_at(GatherParams const& problem, int token, int ch
   return __bfloat162float(static_cast<Element const*>(problem.weights)[offset]);
 }
 
-/// As wait_for_previous_kernel; returns how many rows count, which where it may be asked before the wait takes no time.
-__device__ inline int wait_and_count_rows(GatherParams const& problem) {
-  int const before = problem.counted_before ? valid_rows(problem) : 0;
+/// As wait_for_previous_kernel; returns which rows count, which where it may be asked before the wait takes no time.
+__device__ inline RowSpan wait_and_count_rows(GatherParams const& problem) {
+  RowSpan const before = problem.counted_before ? valid_rows(problem) : RowSpan{};
   wait_for_previous_kernel(problem);
   return problem.counted_before ? before : valid_rows(problem);
 }
 
-/// Row `index` of `num_rows`, which may be past the end.
-__device__ inline Row find_row(RowSource const& source, int index, int num_rows) {
+/// Row `index`, which need not be one of `rows`.
+__device__ inline Row find_row(RowSource const& source, int index, RowSpan rows) {
   GatherParams const& problem = source.problem;
   Row row{.x = nullptr, .weight = 1.0f};
   if (index >= problem.max_rows) {
@@ -77,7 +85,7 @@ __device__ inline Row find_row(RowSource const& source, int index, int num_rows)
   }
   // On its way before the count is looked at.
   int const slot = problem.row_slot == nullptr ? index : problem.row_slot[index];
-  if (index >= num_rows || slot < 0) {
+  if (index < rows.begin || index >= rows.end || slot < 0) {
     return row;
   }
   int token, choice;

@@ -1,6 +1,8 @@
 // From weights and their scales to the parameters of a grouped GEMM.
 #include "fused_moe/gemm_checks.hpp"
 
+#include <limits>
+
 #include "common/math.hpp"
 #include "common/tensor_checks.hpp"
 #include "fused_moe/op.hpp"
@@ -105,6 +107,23 @@ bool leaves_fp8(Form const& form, std::int64_t w13_config, bool one_scale) {
          workspace_bytes(sizes[0], sizes[1], sizes[2], sizes[3]);
 }
 
+bool should_gather(gemm::Config const& config, Form const& form) {
+  constexpr std::int64_t kShortIntermediate = 1024;
+  constexpr std::int64_t kFewRowsPerExpert = 256;
+  if (gemm::is_narrow(config)) {
+    return true;
+  }
+  bool const loads_bind =
+      !form.fp8 && config.tile_weights == 256 && form.slots() <= kFewRowsPerExpert * form.num_experts;
+  return form.intermediate <= kShortIntermediate || loads_bind;
+}
+
+bool can_gather(gemm::Config const& config, Form const& form, GatherParams const& rows) {
+  std::int64_t const row_bytes = form.fp8 ? rows.out_row_stride : rows.x_row_stride * 2;
+  return gemm::gathers_tokens(config) && form.hidden * (form.fp8 ? 1 : 2) % 16 == 0 &&
+         form.num_tokens * (row_bytes / 16) <= std::numeric_limits<std::uint32_t>::max();
+}
+
 void set_format(GatherParams& stage,
                 char const* argument,
                 std::optional<Tensor> const& given,
@@ -169,7 +188,7 @@ LayerGemm make_gemm(gemm::RegisteredKernel const& kernel,
       .b_group_stride_bytes = form.num_experts > 1 ? weight.stride(0) * bytes : n * row_bytes,
       .out_row_stride = n,
       .out_dtype = gemm::OutDtype::BF16,
-      .offs_ready = true,
+      .wait = gemm::Wait::ForTokens,
       .device = form.device,
       .sm_count = form.sm_count};
   check_value(params.bias.data == nullptr || gemm::takes_bias(config),

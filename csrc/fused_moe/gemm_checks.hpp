@@ -31,6 +31,14 @@ gemm::RegisteredKernel const& kernel_for(
 /// it reads.
 bool leaves_fp8(Form const& form, std::int64_t w13_config, bool one_scale);
 
+/// Whether a kernel that can read rows where their tokens are should, in place of one before it that puts them in
+/// order. That one's time grows with rows and hidden size; what the GEMM loses, where it is bound by the tensor core,
+/// with the intermediate size too. With few tokens a launch less counts. Measured in docs/notes/token-gather.md.
+bool should_gather(gemm::Config const& config, Form const& form);
+
+/// Whether a kernel can do that: in whole pieces of 16 bytes, which 32 bits count.
+bool can_gather(gemm::Config const& config, Form const& form, GatherParams const& rows);
+
 /// How the rows of a stage become FP8: as the weight's scale asks for, and with the scale that is given, if one is.
 void set_format(GatherParams& stage,
                 char const* argument,

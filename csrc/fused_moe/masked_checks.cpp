@@ -9,6 +9,7 @@
 #include "common/tensor_checks.hpp"
 #include "common/tensor_strides.hpp"
 #include "fused_moe/gemm_checks.hpp"
+#include "fused_moe/operand_checks.hpp"
 #include "fused_moe/workspace_layout.hpp"
 
 namespace moe_ext::fused_moe {
@@ -245,7 +246,7 @@ MaskedLayer check_masked_layer(MaskedCall const& call, Form const& form, Choice 
   first.groups = groups;
   if (!form.fp8) {
     first.a = x.const_data_ptr();
-    first.offs_ready = false;  // whoever counted may be the kernel before
+    first.wait = gemm::Wait::ForAll;  // whoever counted may be the kernel before
   }
 
   Weights const down_weights{experts.w2, experts.w2_scale, call.w2_bias, 1};

@@ -2,9 +2,9 @@
 #include "fused_moe/op.hpp"
 
 #include "common/cuda_context.hpp"
-#include "common/new_tensor.hpp"
 #include "fused_moe/checks.hpp"
 #include "fused_moe/gemm_checks.hpp"
+#include "fused_moe/given_or_new.hpp"
 #include "fused_moe/workspace_layout.hpp"
 
 namespace moe_ext::fused_moe {
@@ -13,23 +13,6 @@ namespace {
 using torch::stable::Tensor;
 
 constexpr char const* kOp = "fused_moe";
-
-/// Memory of its own for what was not given. Without memory it is a refusal, so that Python allocates: its exception is
-/// torch's own, which callers may wait for.
-template <std::size_t kRank>
-Tensor given_or_new(char const* argument,
-                    std::optional<Tensor> const& given,
-                    std::int64_t const (&sizes)[kRank],
-                    int dtype,
-                    int device) {
-  if (given.has_value()) {
-    return *given;
-  }
-  std::optional<Tensor> made = new_empty(sizes, dtype, device);
-  check_value(
-      made.has_value(), kOp, ": `", argument, "` must be given where there is no memory for it, got none");
-  return *std::move(made);
-}
 
 /// `given` is Python's choice at the first call of a problem.
 Tensor run(Call const& call, std::optional<Choice> const& given) {
@@ -49,7 +32,7 @@ Tensor run(Call const& call, std::optional<Choice> const& given) {
   std::optional<Choice> const choice = given.has_value() ? given : recall(problem);
   check_value(choice.has_value(), kOp, ": kernels must be given for a problem not met before, got none");
   std::int64_t const shape[] = {form.num_tokens, form.hidden};
-  Tensor result = given_or_new("out", call.out, shape, aoti_torch_dtype_bfloat16(), form.device);
+  Tensor result = given_or_new(kOp, "out", call.out, shape, aoti_torch_dtype_bfloat16(), form.device);
   bool const one_scale = call.a2_scale.has_value() && form.w2_scale.granularity == Granularity::Tensor;
   bool const apart = leaves_fp8(form, choice->w13_config, one_scale);
   std::int64_t const bytes[] = {
@@ -57,7 +40,7 @@ Tensor run(Call const& call, std::optional<Choice> const& given) {
       workspace_layout(form.slots(), form.hidden, form.intermediate, form.num_experts, form.fp8, apart)
           .total};
   Tensor const memory =
-      given_or_new("workspace", call.workspace, bytes, aoti_torch_dtype_uint8(), form.device);
+      given_or_new(kOp, "workspace", call.workspace, bytes, aoti_torch_dtype_uint8(), form.device);
   Layer const layer = check_layer(call, form, *choice, apart, memory, result);
   {
     DeviceGuard const guard(static_cast<torch::stable::accelerator::DeviceIndex>(form.device));

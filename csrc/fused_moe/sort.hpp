@@ -23,10 +23,11 @@ struct SortParams {
   int const* expert_map;      // (num_global,), the expert here of each id, or anything else; null for no map
   std::int64_t num_global;    // 0 without a map
   std::int64_t first_expert;  // without a map: the id of expert 0, at least 0
+  int const* places = nullptr;  // (num_experts,), each expert's place in the order of rows; null: its number
   std::int64_t num_tokens;
   int top_k;
   int num_experts;      // 1 to kMaxExperts
-  int* offs;            // (num_experts,), end row of each expert
+  int* offs;            // (num_experts,), end row of each place
   int* row_slot;        // (num_tokens * top_k,), -1 from row offs[num_experts - 1] on
   bool tokens_of_rows;  // row_slot takes t in place of t * top_k + j
   int* slot_row;        // (num_tokens * top_k,), -1 where dropped
@@ -37,7 +38,7 @@ struct SortParams {
 /// How much scratch so many slots take, 0 where one launch does.
 std::int64_t sort_scratch_elems(std::int64_t num_slots, int num_experts);
 
-/// Stable: the rows of an expert are in the order of their slots. One launch for up to 65,536 slots (32,768 from about
+/// Stable: the rows of a place are in the order of their slots. One launch for up to 65,536 slots (32,768 from about
 /// 3,000 experts on), three beyond. The result does not depend on timing.
 void sort_tokens(SortParams const& params, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// From ids to bins: the expert here, or the last bin for every id that has none.
+// From ids to bins: the place of the expert here, or the last bin for every id that has none.
 #pragma once
 
 #include <cstdint>
@@ -53,11 +53,23 @@ __device__ void load_bins_of(SortKernelParams const& params, int first_slot, int
 
 template <int kItems>
 __device__ void load_bins(SortKernelParams const& params, int first_slot, int (&bins)[kItems]) {
+  SortParams const& problem = params.problem;
   // Not a branch for each item, at the end of which it would have to be there.
-  if (params.problem.id_type == IdType::Int64) {
+  if (problem.id_type == IdType::Int64) {
     load_bins_of<std::int64_t, kItems>(params, first_slot, bins);
   } else {
     load_bins_of<std::int32_t, kItems>(params, first_slot, bins);
+  }
+  if (problem.places == nullptr) {
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    bins[i] = bins[i] < problem.num_experts ? problem.places[bins[i]] : -1;
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    bins[i] = bin_of(bins[i], 0, problem.num_experts);
   }
 }
 

@@ -32,6 +32,8 @@ class Parts {
   std::int64_t bytes_;
 };
 
+}  // namespace
+
 GatherParams make_stage(int const* num_rows, std::int64_t slots, std::int64_t columns) {
   return {.x = nullptr,
           .x_row_stride = columns,
@@ -57,8 +59,6 @@ GatherParams make_stage(int const* num_rows, std::int64_t slots, std::int64_t co
           .counted_before = false,
           .beside_previous = false};
 }
-
-}  // namespace
 
 WorkspaceParts check_workspace(Tensor const& workspace,
                                std::int64_t slots,

@@ -9,6 +9,10 @@
 
 namespace moe_ext::fused_moe {
 
+/// Rows of `columns` values as they are, the first *num_rows of `slots`: everything but what is read, what is written
+/// and which rows.
+GatherParams make_stage(int const* num_rows, std::int64_t slots, std::int64_t columns);
+
 struct WorkspaceParts {
   int* offs;
   int* row_slot;

@@ -190,7 +190,7 @@ Params check_call(
                 .b_group_stride_bytes = 0,
                 .out_row_stride = num_rows > 1 ? out.stride(out_rows) : n,
                 .out_dtype = out_dtype,
-                .offs_ready = call.offs_ready,
+                .wait = call.offs_ready ? Wait::ForTokens : Wait::ForAll,
                 .device = sizes.device,
                 .sm_count = sm_count};
   params.b_group_stride_bytes = stride_bytes(b, 0, n * params.b_row_stride_bytes);

@@ -19,7 +19,7 @@ template <class Element>
 __global__ void empty_sum_kernel(__grid_constant__ EmptySumParams const params) {
   GroupRows const& groups = params.groups;
   int const group = static_cast<int>(blockIdx.x);
-  RowRange const rows = rows_of(groups, group, group > 0 ? groups.offs[group - 1] : 0, groups.offs[group]);
+  RowRange const rows = rows_of(groups, group, end_before(groups, group), groups.offs[group]);
   auto* const out = static_cast<Element*>(params.out);
   for (int n = static_cast<int>(threadIdx.x); n < params.n; n += static_cast<int>(blockDim.x)) {
     float const value = params.bias.data == nullptr ? 0.f : read_bias(params.bias, group, n);

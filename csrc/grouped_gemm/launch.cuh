@@ -32,9 +32,10 @@ KernelParams make_kernel_params(Params const& params) {
   constexpr std::int64_t kPieceK = 16 / static_cast<std::int64_t>(sizeof(typename T::Element));
   auto const row_k = static_cast<std::uint32_t>(std::min(ceil_div(params.k, kPieceK) * kPieceK, kStageK));
   constexpr std::uint32_t kBoxWeights = kConfig.tile_weights;
+  std::int64_t const likely_rows = params.expected_rows >= 0 ? params.expected_rows : params.groups.num_rows;
   // How many of a masked tensor's rows count is not known here: seldom many.
   bool const few_rows =
-      params.groups.max_rows > 0 || params.groups.num_rows <= params.groups.num_groups * kFewRowsPerGroup;
+      params.groups.max_rows > 0 || likely_rows <= params.groups.num_groups * kFewRowsPerGroup;
   L2Fetch const l2_fetch = few_rows ? L2Fetch::Bytes128 : L2Fetch::Bytes256;
   KernelParams result{};
   TensorMapDim const weights[] = {{size(params.k), 0, T::kWholeRows ? row_k : kBoxK},
@@ -64,9 +65,9 @@ KernelParams make_kernel_params(Params const& params) {
     if (i > 0 && token_width(i) > widest) {
       result.maps.tokens[i] = result.maps.tokens[i - 1];
     } else if (has_token_width(kConfig, token_width(i))) {
-      auto const rows = static_cast<std::uint32_t>(token_width(i));
+      auto const width = static_cast<std::uint32_t>(token_width(i));
       TensorMapDim const tokens[] = {{size(params.k), 0, kBoxK},
-                                     {size(params.groups.num_rows), size(params.a_row_stride_bytes), rows}};
+                                     {size(params.groups.num_rows), size(params.a_row_stride_bytes), width}};
       result.maps.tokens[i] = make_tensor_map(kType, params.a, tokens, l2_fetch);
     }
   }
@@ -100,8 +101,8 @@ KernelParams make_kernel_params(Params const& params) {
   result.k_tiles = narrow(ceil_div(params.k, kStep), "k");
   result.k_blocks = narrow(ceil_div(params.k, kScaleBlock), "k");
   result.weight_k_blocks = narrow(ceil_div(params.k + params.scale_b.k_offset, kScaleBlock), "k");
-  result.offs_ready = params.offs_ready ? 1 : 0;
-  result.few_outputs = params.groups.num_rows * params.n <= kFewOutputs ? 1 : 0;
+  result.wait = params.wait;
+  result.few_outputs = likely_rows * params.n <= kFewOutputs ? 1 : 0;
   return result;
 }
 
@@ -121,7 +122,7 @@ void launch(Params const& params, cudaStream_t stream) {
                           .threads = T::kThreads,
                           .cluster = static_cast<unsigned>(kConfig.split_k),
                           .shared_bytes = Kernel<ConfigTag>::kSharedBytes,
-                          .programmatic = params.offs_ready || params.programmatic};
+                          .programmatic = params.wait != Wait::ForAll || params.programmatic};
   prepare<ConfigTag>(params.device);
   enqueue_kernel(&grouped_gemm_kernel<ConfigTag>, shape, stream, make_kernel_params<ConfigTag>(params));
 }

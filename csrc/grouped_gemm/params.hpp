@@ -85,6 +85,15 @@ struct QuantisedFeatures {
   float const* static_scale;
 };
 
+/// What of a launch waits for the previous kernel in the stream to have ended. Whoever waits for the launch has waited
+/// for that kernel too, whichever it is.
+enum class Wait : int {
+  ForAll,     // everything
+  ForTokens,  // all but the walk over `offs` and loads of `b`: both were final before the previous kernel began
+  AtEnd  // only its end: all it reads was final before the previous kernel let it begin, which neither reads nor
+         // writes where this one writes
+};
+
 struct Params {
   void const* a;  // (num_rows, k), K contiguous
   void const* b;  // (num_groups, n, k), K contiguous
@@ -102,13 +111,15 @@ struct Params {
   std::int64_t b_group_stride_bytes;
   std::int64_t out_row_stride;  // elements
   OutDtype out_dtype;
-  bool offs_ready;  // `offs` and `b` were final before the previous kernel began: weights may be prefetched
+  Wait wait;
   int device;
   int sm_count;
   /// Not null, for kernels that can (`gathers_tokens`): row r of the groups is row token_of_row[r] of `a`, and so are
   /// its scales.
   int const* token_of_row = nullptr;
-  bool programmatic = false;  // may begin before the previous kernel has ended, for which it waits
+  bool programmatic =
+      false;  // of Wait::ForAll: may begin before the previous kernel has ended, as all others do
+  std::int64_t expected_rows = -1;  // that the groups may have, for choices alone; -1: groups.num_rows
 };
 
 }  // namespace moe_ext::grouped_gemm

@@ -51,9 +51,16 @@ struct GroupRows {
   int num_groups;
   int num_rows;  // of `a`
   int max_rows;  // 0: contiguous
+  /// Contiguous: group 0 begins at row offs[-1], where another launch's groups end, not at row 0.
+  bool continues = false;
 };
 
-/// The rows of a group, from its entry of `offs` and, contiguous, the one before it (0 for the first).
+/// The entry of `offs` that the first row of a group comes from, contiguous.
+MOE_EXT_HOST_DEVICE constexpr int end_before(GroupRows const& groups, int group) {
+  return group > 0 || groups.continues ? groups.offs[group - 1] : 0;
+}
+
+/// The rows of a group, from its entry of `offs` and, contiguous, the one before it (end_before).
 MOE_EXT_HOST_DEVICE constexpr RowRange rows_of(GroupRows const& groups, int group, int before, int end) {
   return groups.max_rows > 0 ? masked_rows(group, end, groups.max_rows)
                              : clamp_rows(before, end, groups.num_rows);

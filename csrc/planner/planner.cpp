@@ -10,6 +10,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "fused_moe/mixed_workspace.hpp"
 #include "fused_moe/weight_scale.hpp"
 #include "fused_moe/workspace_layout.hpp"
 #include "grouped_gemm/config_list.hpp"
@@ -242,6 +243,13 @@ PYBIND11_MODULE(_planner, m) {
   m.def("workspace_bytes",
         &layer::workspace_bytes,
         py::arg("num_slots"),
+        py::arg("hidden_size"),
+        py::arg("intermediate_size"),
+        py::arg("num_experts"));
+  m.def("mixed_workspace_bytes",
+        &layer::mixed_workspace_bytes,
+        py::arg("num_tokens"),
+        py::arg("top_k"),
         py::arg("hidden_size"),
         py::arg("intermediate_size"),
         py::arg("num_experts"));

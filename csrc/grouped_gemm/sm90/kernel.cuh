@@ -1,7 +1,8 @@
 // The persistent kernel: one load warp feeds a ring of stages, the mma warp groups drain it.
 //
 //  who                        waits on                        for
-//  load warp                  the previous kernel (PDL)       offsets and `a`; with offs_ready only for `a`
+//  load warp                  the previous kernel (PDL)       offsets and `a`; by Wait::ForTokens for `a` alone, by
+//                                                             Wait::AtEnd for nothing, once it has loaded everything
 //  load warp                  empty[s]                        every mma warp to have read it
 //  scale warp (block scales)  the previous kernel, empty[s]   the same
 //  gather warps (if asked)    the previous kernel, told[s]    the load warp to have a tile for stage s
@@ -10,7 +11,8 @@
 //  all threads of a cluster   cluster barrier, start and end  peers' barriers to exist; peers to be done
 //
 // The mma warps read nothing that a previous kernel may have written except through full[s], which the load
-// warp completes after its own wait; so they need no wait of their own. The same holds for what they write.
+// warp completes after its own wait; so they need no wait of their own. The same holds for what they write. By
+// Wait::AtEnd they read nothing of the previous kernel's at all.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>

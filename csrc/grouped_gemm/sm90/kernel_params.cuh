@@ -20,7 +20,7 @@ struct KernelParams {
   int k_tiles;          // of each CTA
   int k_blocks;         // of 128, all of K
   int weight_k_blocks;  // the weights' scale blocks along K
-  int offs_ready;
+  Wait wait;
   int few_outputs;
   int row_bytes;  // whole rows: of K in a box of weights
 };

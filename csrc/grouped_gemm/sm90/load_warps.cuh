@@ -37,7 +37,7 @@ struct LoadWarps {
   __device__ static void load(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
     bool const leader = threadIdx.x == 0;
     Load const loader{params.maps, ring, first_k_tile(params, cta_rank), params.row_bytes, params.gathered};
-    if (!params.offs_ready) {
+    if (params.wait == Wait::ForAll) {
       cudaGridDependencySynchronize();
     }
     Scheduler scheduler = make_scheduler(params);
@@ -56,7 +56,7 @@ struct LoadWarps {
       return params.few_outputs && scheduler.weights_read_once() ? Load::kEvictFirst : Load::kEvictNormal;
     };
 
-    if (params.offs_ready) {
+    if (params.wait == Wait::ForTokens) {
       // Fill the ring with weights, which no running kernel writes; then wait, then add the tokens.
       int filled = 0;
       for (; filled < kConfig.stages && tile.group >= 0; ++filled) {
@@ -90,12 +90,15 @@ struct LoadWarps {
       ring.full[state.stage].arrive();
     }
     __syncwarp();
+    if (params.wait == Wait::AtEnd) {
+      cudaGridDependencySynchronize();
+    }
   }
 
   /// The load warp's walk again, for scales: they may come from the previous kernel, so none before it has ended. Where
   /// the first tile can be found before that, it is: the offsets are then at hand when the wait ends.
   __device__ static void load_scales(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
-    if (!params.offs_ready) {
+    if (params.wait == Wait::ForAll) {
       cudaGridDependencySynchronize();
     }
     Scheduler scheduler = make_scheduler(params);
@@ -103,7 +106,7 @@ struct LoadWarps {
     // One call of the scheduler, which is inlined: a kernel of few tokens is fetched faster (docs/notes/cold-code.md).
     while (true) {
       Tile const tile = scheduler.next();
-      if (params.offs_ready) {
+      if (params.wait == Wait::ForTokens) {
         cudaGridDependencySynchronize();  // returns at once after the first time
       }
       if (tile.group < 0) {
@@ -130,7 +133,9 @@ struct LoadWarps {
 
   /// Tokens whose rows lie anywhere, for the stages that the load warp tells of.
   __device__ static void gather_tokens(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
-    cudaGridDependencySynchronize();
+    if (params.wait != Wait::AtEnd) {
+      cudaGridDependencySynchronize();
+    }
     TokenGather<ConfigTag> gather(params.gathered, params.scale_a, ring, first_k_tile(params, cta_rank));
     for (State state;; state.advance()) {
       ring.told[state.stage].wait(state.phase);

@@ -72,7 +72,7 @@ class TileScheduler {
       // Past the last group: an empty one.
       ends_[i] = group + i < groups_.num_groups ? groups_.offs[group + i] : -1;
     }
-    int const before = lane_ == 0 && first_group_ > 0 ? groups_.offs[first_group_ - 1] : 0;
+    int const before = lane_ == 0 ? end_before(groups_, first_group_) : 0;
     int const neighbour = __shfl_up_sync(kFullWarp, ends_[kGroupsPerLane - 1], 1);
     begin_ = lane_ == 0 ? before : neighbour;
 

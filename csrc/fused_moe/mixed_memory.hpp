@@ -1,0 +1,24 @@
+// Where the parts of a workspace lie in a layer of experts in two precisions.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include "fused_moe/checks.hpp"
+
+namespace moe_ext::fused_moe {
+
+/// The parts of a workspace (mixed_workspace.hpp), which begin at multiples of kWorkspaceAlignment.
+struct MixedMemory {
+  int* offs;
+  int* row_slot;
+  int* slot_row;
+  unsigned char* tokens;
+  float* token_scale;
+  unsigned char* rows;
+  unsigned char* intermediate;
+};
+
+/// Checks that there is room for all of them, and in `rows` and what is behind it for sorting.
+MixedMemory check_memory(torch::stable::Tensor const& workspace, Form const& form);
+
+}  // namespace moe_ext::fused_moe
