@@ -149,7 +149,7 @@ CALL = {
     "workspace": (
         {"workspace": torch.empty(8, dtype=torch.uint8)},
         f"fused_moe_mixed: `workspace` must have at least {BANK.workspace_size(21, 3)} bytes "
-        "(fused_moe_workspace_size), got 8",
+        "(ExpertBank.workspace_size), got 8",
     ),
     "out": (
         {"out": torch.empty(21, 192)},

@@ -61,43 +61,6 @@ def test_no_tokens_and_an_expert_map(name):
     assert_same_bits(bank(hidden, weights, ids, expert_map=table), expected)
 
 
-@pytest.mark.parametrize("name", ["by expert", "down of all", "all four"])
-def test_routing_may_change_between_replays_of_a_graph(name):
-    bank, (hidden, weights, ids) = bank_of("plain", name)
-    ids = ids.clone()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        bank(hidden, weights, ids)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = bank(hidden, weights, ids)
-    for shift in (0, 1, 4):
-        ids.copy_((ids + shift) % 6)
-        graph.replay()
-        assert_same_bits(out, bank(hidden, weights, ids))
-
-
-def test_the_host_never_waits():
-    bank, inputs = bank_of("plain", "all four")
-    bank(*inputs)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        bank(*inputs)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def test_batch_invariance_is_refused_where_it_cannot_be_kept():
-    bank, inputs = bank_of("plain", "by expert", batch_invariant=True)
-    alone = bank(*(tensor[5:6] for tensor in inputs))
-    assert_same_bits(alone, bank(*inputs)[5:6])
-    bank, inputs = bank_of("plain", "all four", batch_invariant=True)
-    with pytest.raises(ValueError, match=r"^fused_moe_mixed: `batch_invariant` must be False"):
-        bank(*inputs)
-
-
 def test_calibration_is_that_of_the_cpu():
     layer = realistic_layer(32, 256, 128, top_k=4, super_experts=2)
     tokens = layer.tokens(512)

@@ -78,7 +78,7 @@ def test_cpp_refuses_every_documented_error(name):
         pytest.skip("Python's to refuse")
     layout = options.get("gate_up_layout", "concatenated")
     accumulate = options.get("accumulate", "promoted")
-    flags = _fused_moe_launch._flags("swiglu", layout, False, accumulate, False)
+    flags = _fused_moe_launch.layer_flags("swiglu", layout, False, accumulate, False)
     if flags is None:
         pytest.skip("Python's to refuse")
     arguments = dict.fromkeys(TENSORS) | valid_arguments("cuda") | changes

@@ -10,7 +10,7 @@
 
 namespace moe_ext::fused_moe {
 
-/// All that a choice depends on (python/moe_ext/_fused_moe_mixed_run.py); host numbers only.
+/// All that a choice depends on (python/moe_ext/precision/_mixed_kernels.py); host numbers only.
 struct MixedProblem {
   std::int64_t num_slots;
   MixedParts parts;

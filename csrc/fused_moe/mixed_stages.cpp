@@ -10,13 +10,13 @@
 #include "fused_moe/operand_checks.hpp"
 #include "fused_moe/sort_op.hpp"
 #include "fused_moe/workspace.hpp"
+#include "fused_moe/workspace_layout.hpp"
 
 namespace moe_ext::fused_moe {
 namespace {
 
 constexpr char const* kOp = "fused_moe_mixed";
-/// Of rows that become FP8 in their own place (gather_in_place.cu): MAX_INTERMEDIATE of
-/// python/moe_ext/precision/_mixed_checks.py.
+/// Columns of rows that become FP8 in their own place (gather_in_place.cu).
 constexpr std::int64_t kMostInPlace = 32768;
 
 int const* check_places(MixedCall const& call, Form const& form) {

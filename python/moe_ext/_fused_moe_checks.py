@@ -14,7 +14,13 @@ from torch import Tensor
 from moe_ext._activations import ACTIVATIONS, CONCATENATED, GATE_UP_LAYOUTS, resolved
 from moe_ext._checks import _bad_stride, _pointer_message, _stride_message
 from moe_ext._fused_moe_scales import WeightScale, check_accumulate, check_scales
-from moe_ext._fused_moe_workspace import MAX_EXPERTS, MAX_SLOTS, MAX_TOP_K, workspace_bytes
+from moe_ext._fused_moe_workspace import (
+    MAX_EXPERTS,
+    MAX_SLOTS,
+    MAX_TOP_K,
+    mixed_workspace_bytes,
+    workspace_bytes,
+)
 from moe_ext._words import check_finite, device_message, name_of
 
 _ALIGNMENT_BYTES = 16
@@ -99,7 +105,7 @@ def check_fused_moe(
     check_accumulate(op, accumulate, layouts)
     if workspace is not None:
         needed = workspace_bytes(num_tokens * top_k, hidden_size, intermediate_size, num_experts)
-        _check_workspace(op, workspace, needed, hidden_states)
+        _check_workspace(op, workspace, needed, "fused_moe_workspace_size", hidden_states)
     if out is not None:
         _check_out(op, out, hidden_states, has_memory)
     return Layer(
@@ -115,6 +121,19 @@ def check_fused_moe(
         gate_up_layout,
         *layouts,
     )
+
+
+def check_options(
+    op: str,
+    activation: str,
+    alpha: float | None,
+    limit: float | None,
+    gate_up_layout: str,
+    routed_scale: float,
+) -> None:
+    """Raise a ValueError for the first option that is none."""
+    _check_activation(op, activation, alpha, limit, gate_up_layout)
+    check_finite(op, "routed_scale", routed_scale)
 
 
 def check_inputs(
@@ -136,7 +155,7 @@ def check_inputs(
     `sizes` are hidden and intermediate size and the number of experts; `like` is a weight, whose
     device everything has to be on.
     """
-    hidden_size, intermediate_size, num_experts = sizes
+    hidden_size = sizes[0]
     if hidden_states.dtype is not _BF16:
         raise ValueError(
             f"{op}: `hidden_states` must be bfloat16, got {name_of(hidden_states.dtype)}"
@@ -156,9 +175,8 @@ def check_inputs(
         _check_like(op, "addend", addend, "(num_tokens, hidden)", shape, hidden_states)
         _check_rows(op, "addend", addend, has_memory)
     if workspace is not None:
-        slots = hidden_states.shape[0] * top_k
-        needed = workspace_bytes(slots, hidden_size, intermediate_size, num_experts)
-        _check_workspace(op, workspace, needed, hidden_states)
+        needed = mixed_workspace_bytes(hidden_states.shape[0], top_k, *sizes)
+        _check_workspace(op, workspace, needed, "ExpertBank.workspace_size", hidden_states)
     if out is not None:
         _check_out(op, out, hidden_states, has_memory)
 
@@ -370,7 +388,9 @@ def _check_experts(
         )
 
 
-def _check_workspace(op: str, workspace: Tensor, needed: int, hidden_states: Tensor) -> None:
+def _check_workspace(
+    op: str, workspace: Tensor, needed: int, size_function: str, hidden_states: Tensor
+) -> None:
     if workspace.device != hidden_states.device:
         raise ValueError(device_message(op, "workspace", workspace, "hidden_states", hidden_states))
     if not workspace.is_contiguous():
@@ -381,8 +401,7 @@ def _check_workspace(op: str, workspace: Tensor, needed: int, hidden_states: Ten
     size = workspace.numel() * workspace.itemsize
     if size < needed:
         raise ValueError(
-            f"{op}: `workspace` must have at least {needed} bytes (fused_moe_workspace_size), got "
-            f"{size}"
+            f"{op}: `workspace` must have at least {needed} bytes ({size_function}), got {size}"
         )
 
 

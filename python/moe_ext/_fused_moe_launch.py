@@ -11,7 +11,7 @@ from moe_ext._library import device_kernels
 from moe_ext._words import FLOAT_MAX
 
 # Bits of the C++ ops' `flags`, twins of LayerFlag, csrc/fused_moe/op.hpp.
-_INTERLEAVED, _UNGATED, _WEIGHTS_ON_INPUT, _FAST, _BATCH_INVARIANT, _REMEMBER = (
+_INTERLEAVED, _UNGATED, _WEIGHTS_ON_INPUT, _FAST, _BATCH_INVARIANT, REMEMBER = (
     1 << bit for bit in range(6)
 )
 # Above the bits the activation's number, by which C++ tells one from another.
@@ -20,10 +20,10 @@ _ACTIVATION_FLAGS = {
     name: (number << _ACTIVATION_SHIFT) | (0 if form.gated else _UNGATED)
     for number, (name, form) in enumerate(ACTIVATIONS.items())
 }
-_OWN = 0.0  # as alpha or limit: the activation's own
+OWN = 0.0  # as alpha or limit: the activation's own
 
 
-def _flags(
+def layer_flags(
     activation: str,
     gate_up_layout: str,
     apply_router_weight_on_input: bool,
@@ -78,7 +78,7 @@ def launch(
     The C++ op checks all that memory safety depends on and the rest of the contract, so a good call
     pays for one check. Raises its ValueError, or returns None, for a call that is refused.
     """
-    flags = _flags(
+    flags = layer_flags(
         activation, gate_up_layout, apply_router_weight_on_input, accumulate, batch_invariant
     )
     if flags is None:
@@ -132,8 +132,8 @@ def launch(
         workspace,
         out,
         flags,
-        _OWN if alpha is None else alpha,
-        _OWN if limit is None else limit,
+        OWN if alpha is None else alpha,
+        OWN if limit is None else limit,
         routed_scale,
         first_expert,
     )
@@ -175,7 +175,7 @@ def launch_checked(
     such as the limits of TMA.
     """
     kernels = device_kernels(hidden_states.get_device())
-    flags = _flags(
+    flags = layer_flags(
         activation, gate_up_layout, apply_router_weight_on_input, accumulate, batch_invariant
     )
     assert flags is not None  # the checks know the same options
@@ -183,7 +183,7 @@ def launch_checked(
         chosen = choose_kernels(
             layer, accumulate, w13_bias is not None, batch_invariant, kernels.sm_count
         )
-        flags |= _REMEMBER
+        flags |= REMEMBER
     kernels.fused_moe_configured(
         hidden_states,
         w13,
@@ -201,8 +201,8 @@ def launch_checked(
         workspace,
         out,
         flags,
-        _OWN if alpha is None else alpha,
-        _OWN if limit is None else limit,
+        OWN if alpha is None else alpha,
+        OWN if limit is None else limit,
         routed_scale,
         first_expert,
         *chosen,

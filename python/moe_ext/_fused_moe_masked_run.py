@@ -13,7 +13,7 @@ from moe_ext._cpu import warn_of_cpu
 from moe_ext._expected_rows import rows_to_choose_for
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_kernels import choose_kernels
-from moe_ext._fused_moe_launch import _flags
+from moe_ext._fused_moe_launch import layer_flags
 from moe_ext._fused_moe_masked_checks import check_fused_moe_masked
 from moe_ext._fused_moe_masked_reference import fused_moe_masked_reference
 from moe_ext._library import device_kernels
@@ -70,7 +70,7 @@ def _launch(
     kernels = device_kernels(hidden_states.get_device())  # says what is missing even without rows
     if layer.num_tokens == 0:
         return
-    flags = _flags(activation, gate_up_layout, False, accumulate, batch_invariant)
+    flags = layer_flags(activation, gate_up_layout, False, accumulate, batch_invariant)
     assert flags is not None  # the checks know the same options
     # How many rows count is not known here. Scratch is for all of them whatever is expected.
     rows = layer.num_experts * rows_to_choose_for(expected_rows, hidden_states.shape[1])

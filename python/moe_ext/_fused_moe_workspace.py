@@ -130,6 +130,26 @@ def workspace_bytes(
     return ALIGNMENT + max(workspace_layout(*sizes, fp8).total for fp8 in (False, True))
 
 
+def mixed_workspace_bytes(
+    num_tokens: int, top_k: int, hidden_size: int, intermediate_size: int, num_experts: int
+) -> int:
+    """Bytes for experts in two precisions, wherever the workspace begins.
+
+    csrc/fused_moe/mixed_workspace.hpp, its twin, says what lies in them.
+    """
+    slots = num_tokens * top_k
+    parts = (
+        4 * num_experts,
+        4 * slots,
+        4 * slots,
+        _fp8_row_bytes(hidden_size) * num_tokens,
+        _scale_row_bytes(hidden_size) * num_tokens,
+        2 * hidden_size * slots,
+        2 * intermediate_size * slots,
+    )
+    return ALIGNMENT + sum(map(_aligned, parts))
+
+
 def fused_moe_workspace_size(
     *,
     num_tokens: int,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from moe_ext.nn import Experts
-from moe_ext.precision import LayerPlan
+from moe_ext.precision import ExpertBank, LayerPlan
 from torch import Tensor
 
-from support.fused_moe import Sizes, random_layer
+from support.fused_moe import Sizes, integer_layer, random_layer
 from support.nn import experts_of, inputs_of
 
 SIZES = Sizes(num_tokens=21, num_experts=6, top_k=3, hidden=192, intermediate=96)
@@ -34,6 +36,45 @@ FORMS = {
     "ungated": {"activation": "relu2"},
     "on input": {"apply_router_weight_on_input": True, "routed_scale": 1.5},
 }
+
+
+PAIRS = tuple((gate_up, down) for gate_up in ("fp8", "bf16") for down in ("fp8", "bf16"))
+
+
+def plan_of_pairs(num_experts: int, pairs: Sequence[tuple[str, str]]) -> LayerPlan:
+    """A plan whose experts have these precisions of gate_up and down, in turn."""
+    plan = LayerPlan(num_experts)
+    for index, stage in enumerate(("gate_up", "down")):
+        chosen = [e for e in range(num_experts) if pairs[e % len(pairs)][index] == "bf16"]
+        plan = plan.with_bf16(experts=chosen, stages=stage) if chosen else plan
+    return plan
+
+
+def integer_bank(
+    layout: str,
+    plan: LayerPlan,
+    sizes: Sizes,
+    device: str = "cpu",
+    seed: int = 1,
+    **changes: object,
+) -> tuple[ExpertBank, tuple[Tensor, Tensor, Tensor]]:
+    """A bank whose every step is exact, as `integer_layer` has them, and its inputs.
+
+    Its experts in BF16 are others than those in FP8, so that a wrong precision shows.
+    """
+    made: dict[str, Experts] = {}
+    scales = {"expert": "tensor", "channel": "channel", "segments": "block"}[layout]
+    if scales == "block" and sizes.intermediate % 128 == 0:
+        layout = "block"  # the same grid, in as many dimensions as `Experts` have it
+    inputs = inputs_of(integer_layer(layout, sizes, seed=seed))
+    for kind, own, shift in (("fp8", layout, 0), ("bf16", "bf16", 1000)):
+        layer = integer_layer(own, sizes, seed=seed + shift)
+        shape = layer["w2"].shape[:2]
+        generator = torch.Generator().manual_seed(seed + shift)
+        layer["w2_bias"] = torch.randint(-4, 5, shape, generator=generator).float()
+        made[kind] = experts_of(layer, **changes)
+    bank = ExpertBank.from_experts(with_scales(plan, scales), **made)
+    return bank.to(device), tuple(tensor.to(device) for tensor in inputs)
 
 
 def layer_of(

@@ -43,7 +43,7 @@ def shard_of_bank(
         bank.plan.of_experts(begin, end - begin),
         bank.hidden_size,
         features[1] - features[0],
-        device=bank.part_maps.device,
+        device=bank.places.device,
         static_scales=bank.a1_scale is not None,
         **(bank._choices() | {"first_expert": first}),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,15 +13,17 @@ from moe_ext.precision.layer_plan import BF16, FP8, STAGES, LayerPlan
 WEIGHT = {"gate_up": "w13", "down": "w2"}
 """Names of the stages' weights, as `fused_moe` has them."""
 KINDS = (FP8, BF16)
-# Those of one precision in both stages first, so that they are one range of slots in each.
-_PAIRS = ((FP8, FP8), (BF16, BF16), (FP8, BF16), (BF16, FP8))
+# Neighbours differ in one stage, so that the experts of a stage in one precision are one range of
+# places, but for down in FP8: csrc/fused_moe/mixed_parts.hpp.
+PAIRS = ((FP8, FP8), (FP8, BF16), (BF16, BF16), (BF16, FP8))
 
 
 class Part(NamedTuple):
     """Experts with the same precision in each stage: one range of slots in both."""
 
     kinds: tuple[str, str]  # of gate_up and down
-    experts: tuple[int, ...]  # ascending
+    place: int  # of its first expert, among all
+    num_experts: int
     begins: tuple[int, int]  # first slot among those of its kind, of gate_up and down
 
     @property
@@ -29,27 +32,46 @@ class Part(NamedTuple):
         return self.kinds[0] == self.kinds[1]
 
 
-def parts_of(plan: LayerPlan) -> tuple[Part, ...]:
-    """Return the parts of a layer that have experts, in a fixed order."""
-    pairs = tuple(zip(plan.kinds("gate_up"), plan.kinds("down"), strict=True))
+def parts_of_counts(counts: Sequence[int]) -> tuple[Part, ...]:
+    """Return the parts that have experts, in the order of places, from how many each pair has."""
     parts, used = [], {(stage, kind): 0 for stage in STAGES for kind in KINDS}
-    for kinds in _PAIRS:
-        experts = tuple(expert for expert, own in enumerate(pairs) if own == kinds)
-        places = tuple(zip(STAGES, kinds, strict=True))
-        if experts:
-            parts.append(Part(kinds, experts, (used[places[0]], used[places[1]])))
-        for place in places:
-            used[place] += len(experts)
+    place = 0
+    for kinds, count in zip(PAIRS, counts, strict=True):
+        gate_up, down = zip(STAGES, kinds, strict=True)
+        if count:
+            parts.append(Part(kinds, place, count, (used[gate_up], used[down])))
+        place += count
+        used[gate_up] += count
+        used[down] += count
     return tuple(parts)
+
+
+def _experts_by_pair(plan: LayerPlan) -> tuple[tuple[int, ...], ...]:
+    """Return the experts of each pair of precisions, ascending."""
+    own = tuple(zip(plan.kinds("gate_up"), plan.kinds("down"), strict=True))
+    return tuple(tuple(e for e, kinds in enumerate(own) if kinds == pair) for pair in PAIRS)
+
+
+def parts_of(plan: LayerPlan) -> tuple[Part, ...]:
+    """Return the parts of a layer that have experts, in the order of places."""
+    return parts_of_counts([len(experts) for experts in _experts_by_pair(plan)])
 
 
 def slots_of(plan: LayerPlan) -> dict[tuple[str, str], tuple[int, ...]]:
     """Return the experts in order of slots, for each (stage, kind)."""
     slots: dict[tuple[str, str], tuple[int, ...]] = {(s, k): () for s in STAGES for k in KINDS}
-    for part in parts_of(plan):
-        for place in zip(STAGES, part.kinds, strict=True):
-            slots[place] += part.experts
+    for kinds, experts in zip(PAIRS, _experts_by_pair(plan), strict=True):
+        for place in zip(STAGES, kinds, strict=True):
+            slots[place] += experts
     return slots
+
+
+def place_map(plan: LayerPlan) -> Tensor:
+    """Return (num_experts,) int32: each expert's place, in the order of pairs, then of numbers."""
+    order = [expert for experts in _experts_by_pair(plan) for expert in experts]
+    places = torch.empty(plan.num_experts, dtype=torch.int32)
+    places[order] = torch.arange(plan.num_experts, dtype=torch.int32)
+    return places
 
 
 def slot_map(plan: LayerPlan, stage: str) -> Tensor:
@@ -60,13 +82,3 @@ def slot_map(plan: LayerPlan, stage: str) -> Tensor:
     table[fp8] = torch.arange(len(fp8), dtype=torch.int32)
     table[bf16] = -1 - torch.arange(len(bf16), dtype=torch.int32)
     return table
-
-
-def part_maps(plan: LayerPlan, first_expert: int) -> Tensor:
-    """Return (parts, first_expert + num_experts) int32: an id's place in a part, -1 for none."""
-    parts = parts_of(plan)
-    maps = torch.full((len(parts), first_expert + plan.num_experts), -1, dtype=torch.int32)
-    for row, part in zip(maps, parts, strict=True):
-        ids = torch.tensor(part.experts) + first_expert
-        row[ids] = torch.arange(len(part.experts), dtype=torch.int32)
-    return maps

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from moe_ext._activations import ACTIVATIONS, INTERLEAVED
+from moe_ext._fused_moe_workspace import mixed_workspace_bytes
 from moe_ext.nn._arguments import check_bool, shown
 from moe_ext.nn._call import check_call, rows_of, rows_of_out
 from moe_ext.nn._options import LayerOptions, check_sizes
 from moe_ext.nn._store import empty_rows, scale_shape
 from moe_ext.nn._weights import PackedWeights
 from moe_ext.nn.experts import Experts
-from moe_ext.precision._slots import KINDS, WEIGHT, part_maps, parts_of, slot_map, slots_of
+from moe_ext.precision._slots import KINDS, WEIGHT, parts_of, place_map, slot_map, slots_of
 from moe_ext.precision.layer_plan import BF16, FP8, STAGES, LayerPlan
 from moe_ext.precision.mixed import fused_moe_mixed
 
@@ -53,22 +54,21 @@ class ExpertBank(LayerOptions, PackedWeights):
         a1_scale: buffer, float32, (), or None; `a2_scale`.
         w13_slots: buffer (num_experts,) int32: an expert's slot of FP8, or -1 - its slot of BF16;
             `w2_slots`.
-        part_maps: buffer (parts, first_expert + num_experts) int32: for each pair of precisions
-            that there is, an id's place among its experts, -1 for others.
+        places: buffer (num_experts,) int32: where an expert is in the order of pairs of
+            precisions: both FP8, then down in BF16, both BF16, then down in FP8.
 
     Raises:
         ValueError: an argument differs from the above.
 
     Notes:
-        Experts with the same precision in both stages come first, in both stages in the same order,
-        so that they, and also those of each other pair of precisions, are one range of slots in
-        each stage. Inference only; moves keep dtypes, as those of `Experts` do.
+        Slots are in the order of places, so that the experts of each pair of precisions are one
+        range of slots in each stage. Inference only; moves keep dtypes, as those of `Experts` do.
 
     Example:
         >>> plan = LayerPlan(8).with_bf16(experts=5).with_bf16(experts=2, stages="down")
         >>> bank = ExpertBank(plan, 64, 32)
         >>> bank.w13_slots.tolist(), bank.w2_slots.tolist()
-        ([0, 1, 6, 2, 3, -1, 4, 5], [0, 1, -2, 2, 3, -1, 4, 5])
+        ([0, 1, 6, 2, 3, -1, 4, 5], [0, 1, -1, 2, 3, -2, 4, 5])
     """
 
     _weights: ClassVar[tuple[str, ...]] = _PLACES
@@ -77,7 +77,7 @@ class ExpertBank(LayerOptions, PackedWeights):
 
     w13_slots: Tensor
     w2_slots: Tensor
-    part_maps: Tensor
+    places: Tensor
     a1_scale: Tensor | None
     a2_scale: Tensor | None
 
@@ -108,7 +108,9 @@ class ExpertBank(LayerOptions, PackedWeights):
         for name, value in _complete(plan, options).items():
             setattr(self, name, value)
         self.plan = plan
-        self._parts = parts_of(plan)
+        first = parts_of(plan)[0]
+        self._num_fp8 = first.num_experts if first.kinds == (FP8, FP8) else 0
+        self._is_uniform = plan.is_uniform
         self._sizes = (hidden_size, intermediate_size)
         tensors: dict[str, Tensor] = {}
         for (stage, kind), experts in slots_of(plan).items():
@@ -124,8 +126,7 @@ class ExpertBank(LayerOptions, PackedWeights):
         for stage in STAGES:
             table = slot_map(self.plan, stage).to(device)
             self.register_buffer(f"{WEIGHT[stage]}_slots", table, persistent=False)
-        maps = part_maps(self.plan, self.first_expert).to(device)
-        self.register_buffer("part_maps", maps, persistent=False)
+        self.register_buffer("places", place_map(self.plan).to(device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExpertBank:
         """Move tensors; maps are made anew, as they may come from a device without memory."""
@@ -280,6 +281,18 @@ class ExpertBank(LayerOptions, PackedWeights):
         names = (*self._weights, *self._biases, *self._scales)
         tensors = [tensor for name in names if (tensor := getattr(self, name)) is not None]
         return sum(t.stride(0) * t.shape[0] * t.itemsize if t.dim() else 4 for t in tensors)
+
+    def workspace_size(self, num_tokens: int, top_k: int) -> int:
+        """Return how many bytes of `workspace` so many tokens need, or fewer tokens.
+
+        Of a bank in one precision those of `moe_ext.fused_moe_workspace_size`; of any other at most
+        num_tokens * top_k * ((intermediate_size + hidden_size) * 2 + 16) + num_tokens *
+        (hidden_size + 4 * ceil(hidden_size / 128)) + 64 KiB.
+        """
+        of_one_precision = super().workspace_size(num_tokens, top_k)
+        if self._is_uniform:
+            return of_one_precision
+        return mixed_workspace_bytes(num_tokens, top_k, *self._sizes, self.num_experts)
 
     def forward(
         self,

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from moe_ext._fused_moe_reference import combine_rows, expert_rows
 from moe_ext._reference_mode import without_autocast
-from moe_ext.precision.mixed import local_maps, tensors_of
+from moe_ext.precision._mixed_layer import (
+    layer_of,
+    map_of_part,
+    parts_of_layer,
+    places_of_ids,
+    tensors_of,
+)
 
 if TYPE_CHECKING:
     from moe_ext.precision.bank import ExpertBank
@@ -46,7 +52,9 @@ def fused_moe_mixed_reference(
     on_input = bank.apply_router_weight_on_input
     results: list[Tensor] = []
     slot_row = torch.full(topk_ids.shape, -1, dtype=torch.int64, device=topk_ids.device)
-    for part, own in zip(bank._parts, local_maps(bank, expert_map), strict=True):
+    layer = layer_of(bank)
+    places = places_of_ids(layer, expert_map)
+    for part in parts_of_layer(layer):
         rows, slots = expert_rows(
             hidden_states,
             input_weights=topk_weights if on_input else None,
@@ -56,8 +64,8 @@ def fused_moe_mixed_reference(
             limit=bank.limit,
             gate_up_layout=bank.gate_up_layout,
             first_expert=0,
-            expert_map=own,
-            **tensors_of(bank, part),  # type: ignore[arg-type]
+            expert_map=map_of_part(places, part),
+            **tensors_of(layer, part),  # type: ignore[arg-type]
         )
         begin = sum(result.shape[0] for result in results)
         slot_row = torch.where(slots.slot_row < 0, slot_row, slots.slot_row + begin)

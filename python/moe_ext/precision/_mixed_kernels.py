@@ -1,0 +1,90 @@
+"""The kernels of a layer of experts in two precisions: a function of host numbers."""
+
+from __future__ import annotations
+
+import functools
+
+from torch import Tensor
+
+from moe_ext._activations import ACTIVATIONS, resolved
+from moe_ext._fused_moe_checks import Layer
+from moe_ext._fused_moe_kernels import choose_kernels
+from moe_ext._fused_moe_scales import WeightScale, weight_scale_of
+from moe_ext._math import ceil_div
+from moe_ext.precision._mixed_layer import MixedLayer
+from moe_ext.precision.layer_plan import BF16, FP8
+
+NONE = -1
+
+
+def choose_mixed_kernels(
+    layer: MixedLayer, num_slots: int, sm_count: int
+) -> tuple[int, int, int, int]:
+    """Choose kernels for gate_up in FP8 and in BF16, then down in both; NONE where there is none.
+
+    Each is that of a layer of just the experts that it is for, with the share of rows that falls to
+    them where all experts are as likely.
+    """
+    scales = tuple(
+        _layout(*pair)
+        for pair in ((layer.w13_fp8, layer.w13_fp8_scale), (layer.w2_fp8, layer.w2_fp8_scale))
+    )
+    biases = (layer.w13_fp8_bias is not None, layer.w13_bf16_bias is not None)
+    form = ACTIVATIONS[layer.activation]
+    options = (layer.activation, form.gated, *resolved(layer.activation, layer.alpha, layer.limit))
+    return _choose(
+        layer.counts,
+        num_slots,
+        layer.sizes,
+        (*options, layer.gate_up_layout),
+        scales,
+        biases,
+        layer.accumulate,
+        layer.batch_invariant,
+        sm_count,
+    )
+
+
+def _layout(weight: Tensor | None, scale: Tensor | None) -> WeightScale | None:
+    if weight is None or scale is None:
+        return None
+    return weight_scale_of(tuple(scale.shape), *weight.shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _choose(
+    counts: tuple[int, int, int, int],
+    num_slots: int,
+    sizes: tuple[int, int, int],
+    options: tuple[str, bool, float, float, str],
+    scales: tuple[WeightScale | None, ...],
+    biases: tuple[bool, bool],
+    accumulate: str,
+    batch_invariant: bool,
+    sm_count: int,
+) -> tuple[int, int, int, int]:
+    both_fp8, gate_up_fp8, both_bf16, down_fp8 = counts
+    hidden, intermediate, num_experts = sizes
+    chosen = {}
+    for kind, gate_up, down in (
+        (FP8, both_fp8 + gate_up_fp8, both_fp8 + down_fp8),
+        (BF16, both_bf16 + down_fp8, gate_up_fp8 + both_bf16),
+    ):
+        fp8 = kind == FP8
+        # A stage that has nothing in FP8 has no layout: the other one's serves both.
+        layouts = (scales[0] or scales[1], scales[1] or scales[0]) if fp8 else (None, None)
+        for index, (stage, count) in enumerate((("gate_up", gate_up), ("down", down))):
+            if count == 0:
+                chosen[index, kind] = NONE
+                continue
+            rows = ceil_div(num_slots * count, num_experts)
+            share = Layer(rows, 1, hidden, intermediate, count, fp8, *options, *layouts)
+            kernels = choose_kernels(
+                share,
+                accumulate if fp8 else "promoted",
+                biases[0 if fp8 else 1],
+                batch_invariant,
+                sm_count,
+            )
+            chosen[index, kind] = getattr(kernels, stage)
+    return chosen[0, FP8], chosen[0, BF16], chosen[1, FP8], chosen[1, BF16]
