@@ -282,7 +282,7 @@ def test_flags_are_those_of_the_c_plus_plus_op():
     names = ("_INTERLEAVED", "_UNGATED", "_WEIGHTS_ON_INPUT", "_FAST", "_BATCH_INVARIANT")
     bits = (INTERLEAVED, UNGATED, ON_INPUT, FAST, BATCH_INVARIANT)
     assert tuple(getattr(module, name) for name in names) == bits
-    assert (module._REMEMBER, module._ACTIVATION_SHIFT) == (REMEMBER, 8)
+    assert (module.REMEMBER, module._ACTIVATION_SHIFT) == (REMEMBER, 8)
 
 
 def test_what_is_said_is_what_differs_from_the_ops_defaults():

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 from moe_ext._configs import planner
 from moe_ext._fused_moe_scales import block_shapes, weight_scale_of
-from moe_ext._fused_moe_workspace import workspace_bytes, workspace_layout
+from moe_ext._fused_moe_workspace import (
+    mixed_workspace_bytes,
+    workspace_bytes,
+    workspace_layout,
+)
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies  # noqa: E402
@@ -28,6 +32,18 @@ def test_the_workspace(slots, hidden, inner, experts):
     for fp8 in (False, True):
         assert planner().workspace_layout(*sizes, fp8) == workspace_layout(*sizes, fp8)._asdict()
     assert planner().workspace_bytes(*sizes) == workspace_bytes(*sizes)
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(tokens=strategies.integers(1, 2**17), top_k=strategies.integers(1, 32), **layers)
+def test_the_workspace_of_a_mixture(tokens, top_k, slots, hidden, inner, experts):
+    del slots
+    sizes = (tokens, top_k, hidden, inner, experts)
+    size = mixed_workspace_bytes(*sizes)
+    assert planner().mixed_workspace_bytes(*sizes) == size
+    per_token = hidden + 4 * -(-hidden // 128)
+    assert size <= tokens * (top_k * ((inner + hidden) * 2 + 16) + per_token) + 2**16
+    assert mixed_workspace_bytes(tokens + 1, top_k, hidden, inner, experts) >= size
 
 
 def shapes_of(experts, n, k):
