@@ -60,6 +60,11 @@ MOE_EXT_HOST_DEVICE constexpr int end_before(GroupRows const& groups, int group)
   return group > 0 || groups.continues ? groups.offs[group - 1] : 0;
 }
 
+/// Whether no group owns a row, contiguous.
+MOE_EXT_HOST_DEVICE constexpr bool has_no_rows(GroupRows const& groups) {
+  return groups.offs[groups.num_groups - 1] <= end_before(groups, 0);
+}
+
 /// The rows of a group, from its entry of `offs` and, contiguous, the one before it (end_before).
 MOE_EXT_HOST_DEVICE constexpr RowRange rows_of(GroupRows const& groups, int group, int before, int end) {
   return groups.max_rows > 0 ? masked_rows(group, end, groups.max_rows)

@@ -2,7 +2,7 @@
 //
 //  who                        waits on                        for
 //  load warp                  the previous kernel (PDL)       offsets and `a`; by Wait::ForTokens for `a` alone, by
-//                                                             Wait::AtEnd for nothing, once it has loaded everything
+//                                                             Wait::AtEnd for nothing, and in one CTA at the end
 //  load warp                  empty[s]                        every mma warp to have read it
 //  scale warp (block scales)  the previous kernel, empty[s]   the same
 //  gather warps (if asked)    the previous kernel, told[s]    the load warp to have a tile for stage s
@@ -58,6 +58,11 @@ struct Kernel {
                 "co-resident CTAs share 228 KiB of shared memory, 1 KiB of it reserved for each");
 
   __device__ static void run(KernelParams const& params, SharedStorage& storage) {
+    // Its SMs are the next kernel's at once, and no code is fetched for nothing.
+    if (params.wait == Wait::AtEnd && has_no_rows(params.groups)) {
+      Loads::wait_at_end();
+      return;
+    }
     int const warp = threadIdx.x / 32;
     int const cta_rank = kConfig.split_k == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
     bool const gathers = T::kGathers && params.gathered.of_row != nullptr;

@@ -33,6 +33,14 @@ struct LoadWarps {
     }
   }
 
+  /// One CTA, the likeliest to have the fewest tiles, waits for the previous kernel's end, so that this kernel ends no
+  /// sooner. The others leave their SMs to the next kernel, which can load weights there.
+  __device__ static void wait_at_end() {
+    if (blockIdx.x == gridDim.x - 1) {
+      cudaGridDependencySynchronize();
+    }
+  }
+
   /// Warp 0: tiles, weights, and tokens that lie in order.
   __device__ static void load(KernelParams const& params, Ring<ConfigTag>& ring, int cta_rank) {
     bool const leader = threadIdx.x == 0;
@@ -91,7 +99,7 @@ struct LoadWarps {
     }
     __syncwarp();
     if (params.wait == Wait::AtEnd) {
-      cudaGridDependencySynchronize();
+      wait_at_end();
     }
   }
 

@@ -7,6 +7,7 @@ import functools
 from torch import Tensor
 
 from moe_ext._activations import ACTIVATIONS, resolved
+from moe_ext._configs import all_configs
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_kernels import choose_kernels
 from moe_ext._fused_moe_scales import WeightScale, weight_scale_of
@@ -15,6 +16,7 @@ from moe_ext.precision._mixed_layer import MixedLayer
 from moe_ext.precision.layer_plan import BF16, FP8
 
 NONE = -1
+FEW_TOKENS = 64
 
 
 def choose_mixed_kernels(
@@ -87,4 +89,13 @@ def _choose(
                 sm_count,
             )
             chosen[index, kind] = getattr(kernels, stage)
+    if NONE not in (chosen[0, BF16], chosen[1, BF16]) and _serves_both(chosen[0, BF16], hidden):
+        chosen[1, BF16] = chosen[0, BF16]
     return chosen[0, FP8], chosen[0, BF16], chosen[1, FP8], chosen[1, BF16]
+
+
+def _serves_both(gate_up: int, hidden: int) -> bool:
+    """Whether a kernel of few tokens can run down too: another one would be fetched for it, behind
+    the kernel in FP8, which costs more than it saves."""
+    config = all_configs()[gate_up]
+    return config.output == "either" and config.tile_tokens < FEW_TOKENS and hidden % 16 == 0
