@@ -14,7 +14,8 @@ from transformers.integrations.finegrained_fp8 import (
 )
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-MODEL = "qwen3-30b-a3b"
+from bench.e2e_rows import MODEL
+
 TINY = "qwen3-tiny"
 STUB = "bench_stub"
 BLOCK = 128

@@ -12,6 +12,8 @@ from bench.files import read_rows
 OP = "e2e_transformers"
 TTFT, DECODE = "ttft_ms", "decode_tokens_per_s"
 METRICS = (TTFT, DECODE)
+MODEL = "qwen3-30b-a3b"
+"""The model that is measured but for a dry run."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import bars, bars_fp8, bars_layer, bars_masked
-from bench.files import FileError, refused_in_a_line, text_of
+from bench.files import refused_in_a_line
 from bench.layouts import CONTIGUOUS, MASKED
 from bench.ops import GEMM, LAYER, PAIR
 from bench.peers import PEERS_CSV, Peers, load_peers
@@ -20,7 +20,7 @@ from bench.tables import (
     pair_rows,
     provenance,
     readme_section,
-    replace_section,
+    rewrite_section,
     skipped_list,
     time_tables,
     timed_rows,
@@ -70,10 +70,10 @@ def _report(args: argparse.Namespace) -> int:
 
         plot(rows, args.plot)
     if args.readme is not None:
-        _rewrite(args.readme, readme_section(rows), BEGIN, END)
+        rewrite_section(args.readme, readme_section(rows), BEGIN, END)
     if args.layer_readme is not None:
         section = layer_readme_section(rows, peers.layers)
-        _rewrite(args.layer_readme, section, LAYER_BEGIN, LAYER_END)
+        rewrite_section(args.layer_readme, section, LAYER_BEGIN, LAYER_END)
     if args.check:
         verdicts = [
             *(bars.evaluate(rows, peers.deep_gemm) if _has_gemms(rows) else ()),
@@ -88,15 +88,6 @@ def _report(args: argparse.Namespace) -> int:
         print("\n".join([*losses, f"{len(losses)} cells lost more than {LOSS - 1:.0%}"]))
         failed |= bool(losses)
     return 1 if failed else 0
-
-
-def _rewrite(path: Path, section: str, first_mark: str, last_mark: str) -> None:
-    text = text_of(path)
-    try:
-        rewritten = replace_section(text, section, first_mark, last_mark)
-    except ValueError:  # the only one it has: no marks
-        raise FileError(f"{path} must hold {first_mark} and {last_mark}, got not both") from None
-    path.write_text(rewritten)
 
 
 def _has_gemms(rows: Sequence[Row]) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from bench.files import FileError, text_of
 from bench.layouts import CONTIGUOUS
 from bench.lookup import DEFAULT_ACCUMULATE, ROUTING, Results, main_scale
 from bench.ops import PAIR
@@ -212,3 +214,13 @@ def replace_section(text: str, section: str, first_mark: str = BEGIN, last_mark:
             f"replace_section: `text` must hold {first_mark} and {last_mark}, got neither or one"
         )
     return f"{before}{first_mark}\n{section}\n{last_mark}{after}"
+
+
+def rewrite_section(path: Path, section: str, first_mark: str, last_mark: str) -> None:
+    """Put `section` between the marks of a file."""
+    text = text_of(path)
+    try:
+        rewritten = replace_section(text, section, first_mark, last_mark)
+    except ValueError:  # the only one it has: no marks
+        raise FileError(f"{path} must hold {first_mark} and {last_mark}, got not both") from None
+    path.write_text(rewritten)

@@ -1,9 +1,8 @@
-"""`bench.e2e_transformers`: a miniature on the CPU, going on where a file ends, tables and bars."""
+"""`bench.e2e_transformers`: a miniature on the CPU, going on where a file ends, what it writes."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,14 +10,16 @@ import torch
 pytest.importorskip("transformers")
 
 from moe_ext.integrations.transformers import register
+from support.bench_e2e_rows import make_e2e_row
+from support.bench_rows import make_row, write_rows
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from bench import e2e_transformers
-from bench.e2e_model import MODEL, TINY, experts_error, make_model, register_stub, to_fp8
-from bench.e2e_page import e2e_markdown, misses, plot
-from bench.e2e_rows import DECODE, TTFT, E2ERow, latest_rows, load_e2e_rows
+from bench.e2e_model import TINY, experts_error, make_model, register_stub, to_fp8
+from bench.e2e_plot import plot
+from bench.e2e_rows import DECODE, TTFT, load_e2e_rows
+from bench.e2e_runner import Cell, Grid, Runner
 from bench.e2e_time import POSITION, TooSlow, time_to_first_token
-from bench.e2e_transformers import Cell, Grid, Runner
 from bench.measure import Environment
 
 # What Transformers warns of is not ours to fix.
@@ -125,75 +126,6 @@ def test_a_miniature_on_the_gpu(dtype):
         assert step.captured is (name != "eager")
 
 
-def row(implementation, metric, batch, prompt_tokens, call_ms, share=0.5):
-    value = call_ms if metric == TTFT else batch / call_ms * 1e3
-    return E2ERow(
-        op="e2e_transformers",
-        model=MODEL,
-        dtype="bf16",
-        implementation=implementation,
-        metric=metric,
-        batch=batch,
-        prompt_tokens=prompt_tokens,
-        value=value,
-        call_ms=call_ms,
-        experts_share=share,
-        captured=metric == DECODE,
-        num_samples=3,
-        max_err=0.01,
-        skipped_reason="",
-        device="NVIDIA H200",
-        torch="2.11",
-        transformers="5.17",
-        commit="abc",
-    )
-
-
-def test_bars():
-    good = [
-        row("moe_ext", DECODE, 1, 512, 9.0, 0.2),
-        row("batched_mm", DECODE, 1, 512, 12.0),
-        row("grouped_mm", DECODE, 1, 512, 14.0),
-        row("moe_ext", TTFT, 1, 2048, 70.0),
-        row("grouped_mm", TTFT, 1, 2048, 100.0),
-    ]
-    assert misses(good) == []
-    bad = [
-        row("moe_ext", DECODE, 64, 512, 90.0, 0.9),
-        row("grouped_mm", DECODE, 64, 512, 97.0, 0.9),
-        row("moe_ext", TTFT, 1, 8192, 200.0),
-        row("grouped_mm", TTFT, 1, 8192, 300.0),
-    ]
-    assert misses(bad) == [
-        "bf16 decode_tokens_per_s batch 64 at 512: 1.08 times grouped_mm, 1.1",
-        "bf16 decode_tokens_per_s batch 64 at 512, experts: 0.93 of grouped_mm, 0.6",
-        "bf16 ttft_ms batch 1 at 8192: 0.67 of grouped_mm, 0.65",
-    ]
-    assert misses([replace(one, dtype="fp8") for one in bad]) == []
-
-
-def test_tables():
-    skipped = replace(
-        row("batched_mm", TTFT, 1, 2048, 1.0), value=None, call_ms=None, skipped_reason="out of it"
-    )
-    rows = [
-        row("moe_ext", TTFT, 1, 2048, 70.0),
-        row("grouped_mm", TTFT, 1, 2048, 105.0),
-        skipped,
-        replace(skipped, prompt_tokens=8192),
-    ]
-    text = e2e_markdown(rows)
-    assert "| 1 | 2048 | 70 (70, 50%) | 105 (105, 50%) |  | 1.50 |" in text
-    assert "- bf16 batched_mm, ttft_ms batch 1 at 2048; ttft_ms batch 1 at 8192: out of it" in text
-
-
-def test_a_row_with_a_value_is_kept():
-    one = row("moe_ext", TTFT, 1, 2048, 70.0)
-    again, failed = replace(one, value=60.0), replace(one, value=None)
-    assert latest_rows([one, again, failed]) == [again]
-    assert latest_rows([failed, one]) == [one]
-
-
 def test_plot(measured, tmp_path):
     pytest.importorskip("matplotlib")
     plot(load_e2e_rows(measured), tmp_path / "e2e.png")
@@ -202,7 +134,63 @@ def test_plot(measured, tmp_path):
 
 def test_report_of_a_file(measured, capsys):
     assert e2e_transformers.main(["--read", str(measured), "--check"]) == 0
-    assert "Milliseconds to the first token" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "## First token, qwen3-tiny, BF16" in printed
+    assert "## Bars" not in printed
+
+
+MODEL_ROWS = [
+    make_e2e_row("moe_ext", DECODE, 64, 512, 96.0, 0.15),
+    make_e2e_row("grouped_mm", DECODE, 64, 512, 120.0),
+]
+
+
+def write_model(tmp_path):
+    path = tmp_path / "model.jsonl"
+    path.write_text("".join(row.to_json() + "\n" for row in MODEL_ROWS))
+    return str(path)
+
+
+@pytest.mark.parametrize(("layer_us", "code"), [(300.0, 0), (340.0, 1)])
+def test_check_with_layers(layer_us, code, tmp_path, capsys):
+    layer = make_row(op="fused_moe", case="qwen3-30b", num_tokens=64, median_us=layer_us)
+    layers = str(write_rows(tmp_path / "layers.jsonl", [layer]))
+    arguments = ["--read", write_model(tmp_path), "--check"]
+    assert e2e_transformers.main(arguments) == 0
+    assert "layers by themselves" not in capsys.readouterr().out
+    assert e2e_transformers.main([*arguments, "--layers", layers]) == code
+    printed = capsys.readouterr().out  # 96 ms * 0.15 over 48 layers
+    assert f"300.0 us a layer over {layer_us:.1f}, commit abc123" in printed
+    assert ("missed: experts' time of a decode step, batch 64, over" in printed) is bool(code)
+
+
+def test_a_page_beside_its_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    page, picture = tmp_path / "docs" / "page.md", tmp_path / "plots" / "model.png"
+    page.parent.mkdir()
+    picture.parent.mkdir()
+    arguments = ["--read", write_model(tmp_path), "--markdown", str(page)]
+    assert e2e_transformers.main(arguments) == 0
+    assert "![" not in page.read_text()
+    assert e2e_transformers.main([*arguments, "--plot", str(picture)]) == 0
+    assert "](../plots/model.png)" in page.read_text()
+    assert picture.exists()
+
+
+def test_readme_rewrites_only_its_section(tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- e2e:begin -->\nold\n<!-- e2e:end -->\nafter\n")
+    arguments = ["--read", write_model(tmp_path), "--readme", str(readme)]
+    assert e2e_transformers.main(arguments) == 0
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- e2e:begin -->\nA whole model")
+    assert text.endswith("|\n<!-- e2e:end -->\nafter\n")
+    assert "old" not in text
+    readme.write_text("no marks")
+    with pytest.raises(SystemExit):
+        e2e_transformers.main(arguments)
+    assert "must hold <!-- e2e:begin --> and <!-- e2e:end -->" in capsys.readouterr().err
+    assert readme.read_text() == "no marks"
 
 
 @pytest.mark.parametrize(
@@ -211,6 +199,7 @@ def test_report_of_a_file(measured, capsys):
         (["--implementations", "fast"], "'fast' must be one of moe_ext, grouped_mm"),
         (["--samples", "0", "--dry-run"], "--samples must be at least 1, got 0"),
         (["--read", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--layers", "missing.jsonl", "--dry-run"], "missing.jsonl"),
     ],
 )
 def test_wrong_arguments_are_refused_in_a_line(arguments, message, capsys):
