@@ -60,6 +60,7 @@ struct Kernel {
   __device__ static void run(KernelParams const& params, SharedStorage& storage) {
     // Its SMs are the next kernel's at once, and no code is fetched for nothing.
     if (params.wait == Wait::AtEnd && has_no_rows(params.groups)) {
+      cudaTriggerProgrammaticLaunchCompletion();
       Loads::wait_at_end();
       return;
     }

@@ -11,7 +11,6 @@ from moe_ext._configs import all_configs
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_kernels import choose_kernels
 from moe_ext._fused_moe_scales import WeightScale, weight_scale_of
-from moe_ext._math import ceil_div
 from moe_ext.precision._mixed_layer import MixedLayer
 from moe_ext.precision.layer_plan import BF16, FP8
 
@@ -24,8 +23,8 @@ def choose_mixed_kernels(
 ) -> tuple[int, int, int, int]:
     """Choose kernels for gate_up in FP8 and in BF16, then down in both; NONE where there is none.
 
-    Each is that of a layer of just the experts that it is for, with the share of rows that falls to
-    them where all experts are as likely.
+    Each is that of the whole layer in one precision: an expert has as many rows there, and named
+    layers were measured, some of their experts were not.
     """
     scales = tuple(
         _layout(*pair)
@@ -75,27 +74,26 @@ def _choose(
         fp8 = kind == FP8
         # A stage that has nothing in FP8 has no layout: the other one's serves both.
         layouts = (scales[0] or scales[1], scales[1] or scales[0]) if fp8 else (None, None)
-        for index, (stage, count) in enumerate((("gate_up", gate_up), ("down", down))):
-            if count == 0:
-                chosen[index, kind] = NONE
-                continue
-            rows = ceil_div(num_slots * count, num_experts)
-            share = Layer(rows, 1, hidden, intermediate, count, fp8, *options, *layouts)
+        kernels = None
+        if gate_up or down:
             kernels = choose_kernels(
-                share,
+                Layer(num_slots, 1, hidden, intermediate, num_experts, fp8, *options, *layouts),
                 accumulate if fp8 else "promoted",
                 biases[0 if fp8 else 1],
                 batch_invariant,
                 sm_count,
             )
-            chosen[index, kind] = getattr(kernels, stage)
+        chosen[0, kind] = kernels.gate_up if kernels and gate_up else NONE
+        chosen[1, kind] = kernels.down if kernels and down else NONE
     if NONE not in (chosen[0, BF16], chosen[1, BF16]) and _serves_both(chosen[0, BF16], hidden):
         chosen[1, BF16] = chosen[0, BF16]
     return chosen[0, FP8], chosen[0, BF16], chosen[1, FP8], chosen[1, BF16]
 
 
 def _serves_both(gate_up: int, hidden: int) -> bool:
-    """Whether a kernel of few tokens can run down too: another one would be fetched for it, behind
-    the kernel in FP8, which costs more than it saves."""
+    """Whether a kernel of few tokens can run down too.
+
+    Another one would have to be fetched, behind the kernel in FP8: it costs more than it saves.
+    """
     config = all_configs()[gate_up]
     return config.output == "either" and config.tile_tokens < FEW_TOKENS and hidden % 16 == 0
