@@ -74,8 +74,19 @@ class Mixed(Provider[LayerProblem]):
     def __init__(self, mixture: Mixture, fp8: LayerProblem, bf16: LayerProblem) -> None:
         """Make the banks of two problems that differ in the precision of the weights."""
         self.mixture = mixture
+        # One set for all copies, as in the layers in one precision.
         scales = make_layer_scales(fp8, SCALE)
-        self.banks = [_bank(mixture, fp8, bf16, scales, copy) for copy in range(fp8.plan.copies)]
+        others = torch.tensor(
+            [e for e in range(fp8.plan.cell.case.num_experts) if e not in mixture.bf16]
+        )
+        assert scales.w13_scale is not None
+        assert scales.w2_scale is not None
+        others = others.to(scales.w13_scale.device)
+        own = {
+            "w13_fp8_scale": scales.w13_scale[others],
+            "w2_fp8_scale": scales.w2_scale[others],
+        }
+        self.banks = [_bank(mixture, fp8, bf16, own, copy) for copy in range(fp8.plan.copies)]
 
     def available(self) -> bool:
         """Return whether it can run: this is not reached without the package."""
@@ -133,7 +144,13 @@ class Mixed(Provider[LayerProblem]):
         return float((difference / expected.abs().amax(dim=1)).max()), MAX_MIXED_ERROR
 
 
-def _bank(mixture: Mixture, fp8: LayerProblem, bf16: LayerProblem, scales: Any, copy: int) -> Any:
+def _bank(
+    mixture: Mixture,
+    fp8: LayerProblem,
+    bf16: LayerProblem,
+    scales: dict[str, Tensor],
+    copy: int,
+) -> Any:
     from moe_ext.precision import ExpertBank, LayerPlan
 
     case = fp8.plan.cell.case
@@ -144,8 +161,6 @@ def _bank(mixture: Mixture, fp8: LayerProblem, bf16: LayerProblem, scales: Any, 
     sources = {
         "w13_fp8": (fp8.w13[copy], others),
         "w2_fp8": (fp8.w2[copy], others),
-        "w13_fp8_scale": (scales.w13_scale, others),
-        "w2_fp8_scale": (scales.w2_scale, others),
         "w13_bf16": (bf16.w13[copy % bf16.plan.copies], chosen),
         "w2_bf16": (bf16.w2[copy % bf16.plan.copies], chosen),
     }
@@ -155,6 +170,7 @@ def _bank(mixture: Mixture, fp8: LayerProblem, bf16: LayerProblem, scales: Any, 
             name: tensor.view(torch.uint8)[own.to(tensor.device)].view(tensor.dtype)
             for name, (tensor, own) in sources.items()
         }
+        | scales
     )
     bank._set_maps(fp8.out.device)
     return bank

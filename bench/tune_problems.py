@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 TableKey = tuple[str, str, str]
 """Op ("gemm" or "layer"), dtype and dispatch's name of the way to sum."""
 
-# Choices that fewer of the problems in each file timed are no part of a table, where they are not
-# the best of one: of layers, whose second GEMM had another kernel of its own each time.
+# A table has the kernels for both GEMMs that at least so many of the problems in a file timed, and
+# of two different ones as few as every problem needs to have a choice so close to its best. More
+# were no better on layers that were left out (docs/notes/choosing-kernels.md), and take the host
+# longer.
 LEAST_SHARE = 1 / 8
+CLOSE = 0.01
 # A time more than this much over the best's is rough, as the kernel was given up.
 MOST_OVER = 0.5
 
@@ -123,12 +126,22 @@ def choices_of(problems: Sequence[Problem]) -> tuple[str, ...]:
     kept, ids = set[str](), list(_by_id())
     for file in {problem.visit.file for problem in problems}:
         own = [problem for problem in problems if problem.visit.file == file]
-        counts = Counter(config for problem in own for config in problem.choices)
+        counts = Counter(c for problem in own for c in problem.choices if "+" not in c)
         kept |= {config for config, count in counts.items() if count >= LEAST_SHARE * len(own)}
-    kept |= {min(problem.choices, key=lambda c: problem.choices[c]) for problem in problems}
+    wanting = [near for problem in problems if not kept & (near := _near_best(problem))]
+    while wanting:
+        counts = Counter(config for near in wanting for config in near)
+        most = max(counts.values())
+        kept.add(min(config for config, count in counts.items() if count == most))
+        wanting = [near for near in wanting if not kept & near]
     return tuple(
         sorted(kept, key=lambda config: [ids.index(name) for name in kernels_of(config, 2)])
     )
+
+
+def _near_best(problem: Problem) -> set[str]:
+    limit = (1 + CLOSE) * min(problem.choices.values())
+    return {config for config, us in problem.choices.items() if us <= limit}
 
 
 def fitted(problems: Sequence[Problem], choices: Sequence[str]) -> Fit:
@@ -136,9 +149,11 @@ def fitted(problems: Sequence[Problem], choices: Sequence[str]) -> Fit:
     from moe_ext._configs import planner
 
     by_id, timed = _by_id(), []
+    kernels = {name for config in choices for name in config.split("+")}
     for number, problem in enumerate(problems):
         case = problem.cell.case
-        own = {config: us for config, us in problem.choices.items() if config in choices}
+        # Times of choices that a table leaves out say the same of their kernels.
+        own = {c: us for c, us in problem.choices.items() if kernels.issuperset(c.split("+"))}
         if problem.table[0] == "gemm":
             # Two kernels were timed where they were hoped to be better: not what a kernel needs.
             alone = {config: us for config, us in own.items() if "+" not in config}

@@ -37,9 +37,9 @@ def _seed() -> None:
 
 @pytest.fixture
 def alone(request: pytest.FixtureRequest) -> None:
-    """For tests of the host's time, which says nothing while other tests run on the same host."""
+    """For tests of the host's time, or of the GPU's memory, that tests in other processes change."""
     if hasattr(request.config, "workerinput"):
-        pytest.skip("times what tests in other processes slow down")
+        pytest.skip("measures what tests in other processes change")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -287,7 +287,9 @@ def test_sampled_groups_hold_the_extremes() -> None:
 
 
 # `tuning-named-*` are put together of others, without what floors are reckoned from.
-NOT_OF_THE_GRID = ("precision-*.jsonl", "convert-*.jsonl", "tuning-named-*.jsonl")
+NOT_OF_THE_GRID = tuple(
+    f"{name}-*.jsonl" for name in ("precision", "convert", "e2e", "mixed", "regret", "tuning-named")
+)
 OF_ANOTHER_KIND = {path for pattern in NOT_OF_THE_GRID for path in RESULTS.glob(pattern)}
 OF_THE_GRID = sorted({*RESULTS.glob("*.jsonl")} - OF_ANOTHER_KIND)
 

@@ -90,6 +90,7 @@ def test_without_a_gpu_it_says_what_the_ops_say():
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("alone")
 def test_all_kernels_are_loaded_once():
     command = [sys.executable, "-c", IN_A_FRESH_PROCESS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -21,6 +21,7 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
   Row const row = find_row(params.source, index, rows);
   // The same for all threads of the row, so for all that meet below.
   if (row.x == nullptr) {
+    end_beside_previous(problem);
     return;
   }
   int const end = problem.hidden_size;
@@ -60,6 +61,7 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
       problem.scale[index * problem.scale_row_stride + own / quantize::kBlock] = scales[i];
     }
   }
+  end_beside_previous(problem);
 }
 
 template <GatherFormat kFormat>

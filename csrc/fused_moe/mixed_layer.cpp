@@ -10,12 +10,9 @@ void run(std::optional<GatherParams> const& stage, cudaStream_t stream) {
   }
 }
 
-template <std::size_t kMost>
-void run(std::array<std::optional<LayerGemm>, kMost> const& gemms, cudaStream_t stream) {
-  for (std::optional<LayerGemm> const& gemm : gemms) {
-    if (gemm.has_value()) {
-      gemm->kernel->launch(gemm->params, stream);
-    }
+void run(std::optional<LayerGemm> const& gemm, cudaStream_t stream) {
+  if (gemm.has_value()) {
+    gemm->kernel->launch(gemm->params, stream);
   }
 }
 
@@ -25,11 +22,15 @@ void run_mixed_layer(MixedLayer const& layer, cudaStream_t stream) {
   sort_tokens(layer.sort, stream);
   run(layer.quantised_rows, stream);
   run(layer.copied_rows, stream);
-  run(layer.gate_up, stream);
+  run(layer.bf16_gate_up_first ? layer.bf16_gate_up : layer.fp8_gate_up, stream);
+  run(layer.bf16_gate_up_first ? layer.fp8_gate_up : layer.bf16_gate_up, stream);
+  run(layer.bf16_down, stream);
   for (std::optional<GatherParams> const& stage : layer.quantize) {
     run(stage, stream);
   }
-  run(layer.down, stream);
+  for (std::optional<LayerGemm> const& gemm : layer.fp8_down) {
+    run(gemm, stream);
+  }
   combine(layer.combine, stream);
 }
 

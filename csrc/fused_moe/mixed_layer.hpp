@@ -17,16 +17,22 @@ struct MixedLayer {
   std::optional<GatherParams> quantised_rows;  // for gate_up in FP8: tokens as they are, or its rows
   std::optional<GatherParams>
       copied_rows;  // for gate_up in BF16, where it does not read hidden_states itself
-  std::array<std::optional<LayerGemm>, 2> gate_up;  // FP8, BF16
+  std::optional<LayerGemm> fp8_gate_up;
+  std::optional<LayerGemm> bf16_gate_up;
+  bool bf16_gate_up_first;
+  std::optional<LayerGemm> bf16_down;
   std::array<std::optional<GatherParams>, 2>
-      quantize;                                  // the intermediate in its own place: first part, last part
-  std::array<std::optional<LayerGemm>, 3> down;  // FP8 of the first part, of the last part, BF16
+      quantize;                                      // the intermediate: of the first part, of the last part
+  std::array<std::optional<LayerGemm>, 2> fp8_down;  // the same
   CombineParams combine;
 };
 
-/// Launches the chain, in which run_layer's rules hold, and one more: of several GEMMs of a stage the first waits as a
-/// layer's does, and those behind it wait at their end alone (Wait::AtEnd). What these read was final before the first
-/// one let them begin, which it did after its own wait, and no two of them write a row that another reads.
+/// Launches the chain, in which run_layer's rules hold, and two more:
+///  - of several GEMMs of a stage the first waits as a layer's does, and those behind it wait at their end alone
+///    (Wait::AtEnd). What these read was final before the first one let them begin, which it did after its own wait,
+///    and no two of them write a row that another reads;
+///  - down in BF16 comes before the intermediate of the other experts is quantised, which then runs beside it: what
+///    down in FP8 waits for has been at work meanwhile, and that GEMM is the last, which combine waits for.
 void run_mixed_layer(MixedLayer const& layer, cudaStream_t stream);
 
 }  // namespace moe_ext::fused_moe

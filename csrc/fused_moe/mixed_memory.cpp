@@ -36,7 +36,9 @@ MixedMemory check_memory(Tensor const& workspace, Form const& form) {
           .tokens = base + layout.tokens,
           .token_scale = reinterpret_cast<float*>(base + layout.token_scale),
           .rows = base + layout.rows,
-          .intermediate = base + layout.intermediate};
+          .intermediate = base + layout.intermediate,
+          .quantised = base + layout.quantised,
+          .quantised_scale = reinterpret_cast<float*>(base + layout.quantised_scale)};
 }
 
 }  // namespace moe_ext::fused_moe

@@ -16,6 +16,8 @@ struct MixedMemory {
   float* token_scale;
   unsigned char* rows;
   unsigned char* intermediate;
+  unsigned char* quantised;
+  float* quantised_scale;
 };
 
 /// Checks that there is room for all of them, and in `rows` and what is behind it for sorting.

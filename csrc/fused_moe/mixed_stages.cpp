@@ -1,4 +1,6 @@
 // From a checked form to the launches of a layer of experts in two precisions.
+#include <initializer_list>
+
 #include "common/tensor_checks.hpp"
 #include "common/tensor_strides.hpp"
 #include "fused_moe/combine_op.hpp"
@@ -6,6 +8,7 @@
 #include "fused_moe/gemm_checks.hpp"
 #include "fused_moe/mixed_checks.hpp"
 #include "fused_moe/mixed_memory.hpp"
+#include "fused_moe/mixed_workspace.hpp"
 #include "fused_moe/op.hpp"
 #include "fused_moe/operand_checks.hpp"
 #include "fused_moe/sort_op.hpp"
@@ -61,12 +64,26 @@ class Stages {
     // Tokens are quantised beside the sort, so a GEMM right behind must wait before it reads offsets.
     bool const sorted = layer.copied_rows.has_value() ||
                         (layer.quantised_rows.has_value() && !layer.quantised_rows->beside_previous);
-    wait_in_turn(layer.gate_up, sorted ? gemm::Wait::ForTokens : gemm::Wait::ForAll);
+    gemm::Wait const wait = sorted ? gemm::Wait::ForTokens : gemm::Wait::ForAll;
+    layer.bf16_gate_up_first = bf16_goes_first(fp8.count, bf16.count);
+    if (layer.bf16_gate_up_first) {
+      wait_in_turn({&layer.bf16_gate_up, &layer.fp8_gate_up}, wait);
+    } else {
+      wait_in_turn({&layer.fp8_gate_up, &layer.bf16_gate_up}, wait);
+    }
   }
 
   void add_down(MixedLayer& layer) {
-    auto const fp8 = fp8_down(parts_);
     PlaceRange const bf16 = bf16_down(parts_);
+    if (bf16.count > 0) {
+      GatherParams stage = inner_rows(form_.num_experts);
+      stage.out = memory_.intermediate;
+      stage.out_row_stride = form_.intermediate;
+      Form const form = of_precision(bf16.count, false);
+      layer.bf16_down = of_range(make_down(3, call_.w2_bf16, form, {}, std::nullopt, stage), bf16);
+      wait_in_turn({&layer.bf16_down}, gemm::Wait::ForTokens);
+    }
+    auto const fp8 = fp8_down(parts_);
     if (fp8[0].count + fp8[1].count > 0) {
       GatherParams stage = inner_rows(form_.num_experts);
       set_format(stage, "a2_scale", call_.a2_scale, form_.w2_scale, form_.device);
@@ -75,17 +92,13 @@ class Stages {
       LayerGemm const gemm = make_down(2, call_.w2_fp8, form, form_.w2_scale, call_.w2_scale, stage);
       for (std::size_t i = 0; i < fp8.size(); ++i) {
         if (fp8[i].count > 0) {
-          layer.down[i] = of_range(gemm, fp8[i]);
+          layer.fp8_down[i] = of_range(gemm, fp8[i]);
         }
       }
+      bool const quantises = layer.quantize[0].has_value() || layer.quantize[1].has_value();
+      wait_in_turn({&layer.fp8_down[0], &layer.fp8_down[1]},
+                   quantises || !layer.bf16_down.has_value() ? gemm::Wait::ForTokens : gemm::Wait::AtEnd);
     }
-    if (bf16.count > 0) {
-      GatherParams stage = inner_rows(form_.num_experts);
-      stage.out_row_stride = form_.intermediate;
-      Form const form = of_precision(bf16.count, false);
-      layer.down[2] = of_range(make_down(3, call_.w2_bf16, form, {}, std::nullopt, stage), bf16);
-    }
-    wait_in_turn(layer.down, gemm::Wait::ForTokens);
   }
 
  private:
@@ -117,14 +130,29 @@ class Stages {
     return stage;
   }
 
-  /// The intermediate, the rows of so many places, quantised in its own place.
+  /// Which GEMM of gate_up is the first. That in FP8 begins sooner behind one in BF16 that has work than the stages
+  /// behind gate_up do where the one in BF16 ends it; one without rows only holds it up (docs/notes/mixtures.md).
+  bool bf16_goes_first(std::int64_t fp8, std::int64_t bf16) const {
+    bool const has_rows = 2 * form_.slots() * bf16 >= form_.num_experts;
+    bool const few_tokens = form_.slots() <= form_.num_experts;
+    return fp8 > 0 && has_rows && (few_tokens || 4 * bf16 >= form_.num_experts);
+  }
+
+  /// The intermediate, the rows of so many places, quantised: apart where it is short, or in its own place.
   GatherParams inner_rows(std::int64_t places) const {
     GatherParams stage = make_stage(end_of(places), form_.slots(), form_.intermediate);
     stage.x = memory_.intermediate;
-    stage.out = memory_.intermediate;
-    stage.out_row_stride = 2 * form_.intermediate;
-    stage.scale = reinterpret_cast<float*>(memory_.intermediate + form_.intermediate);
-    stage.scale_row_stride = form_.intermediate / 2;
+    if (form_.slots() <= kMostSlotsApart) {
+      stage.out = memory_.quantised;
+      stage.out_row_stride = fp8_row_bytes(form_.intermediate);
+      stage.scale = memory_.quantised_scale;
+      stage.scale_row_stride = scale_row_bytes(form_.intermediate) / 4;
+    } else {
+      stage.out = memory_.intermediate;
+      stage.out_row_stride = 2 * form_.intermediate;
+      stage.scale = reinterpret_cast<float*>(memory_.intermediate + form_.intermediate);
+      stage.scale_row_stride = form_.intermediate / 2;
+    }
     stage.dependents_first = true;
     stage.counted_before = true;
     return stage;
@@ -161,7 +189,7 @@ class Stages {
       find_rows(layer, gemm.params);
     }
     layer.quantised_rows = stage;
-    layer.gate_up[0] = of_range(gemm, range);
+    layer.fp8_gate_up = of_range(gemm, range);
   }
 
   void add_bf16_gate_up(MixedLayer& layer, PlaceRange range) {
@@ -177,7 +205,7 @@ class Stages {
     } else {
       layer.copied_rows = stage;
     }
-    layer.gate_up[1] = of_range(gemm, range);
+    layer.bf16_gate_up = of_range(gemm, range);
   }
 
   void find_rows(MixedLayer& layer, gemm::Params& params) const {
@@ -227,13 +255,13 @@ class Stages {
                 form_.intermediate);
     bool const alone = bf16_down(parts_).count == 0;
     bool const leaves =
-        parts_.both_fp8 > 0 && parts_.gate_up_fp8 == 0 && can_quantise(*layer.gate_up[0], all);
+        parts_.both_fp8 > 0 && parts_.gate_up_fp8 == 0 && can_quantise(*layer.fp8_gate_up, all);
     if (leaves) {
-      layer.gate_up[0]->params.quantised = {.values = static_cast<unsigned char*>(all.out),
-                                            .row_stride = all.out_row_stride,
-                                            .scale = all.scale,
-                                            .scale_row_stride = all.scale_row_stride,
-                                            .static_scale = all.static_scale};
+      layer.fp8_gate_up->params.quantised = {.values = static_cast<unsigned char*>(all.out),
+                                             .row_stride = all.out_row_stride,
+                                             .scale = all.scale,
+                                             .scale_row_stride = all.scale_row_stride,
+                                             .static_scale = all.static_scale};
     } else if (parts_.both_fp8 > 0) {
       layer.quantize[0] = all;
       layer.quantize[0]->num_rows = end_of(alone ? form_.num_experts : parts_.both_fp8);
@@ -242,6 +270,11 @@ class Stages {
       layer.quantize[1] = all;
       std::int64_t const before = form_.num_experts - parts_.down_fp8;
       layer.quantize[1]->first_row = before > 0 ? end_of(before) : nullptr;
+    }
+    for (std::optional<GatherParams>& stage : layer.quantize) {
+      if (stage.has_value()) {
+        stage->beside_previous = layer.bf16_down.has_value();
+      }
     }
   }
 
@@ -271,13 +304,12 @@ class Stages {
     return gemm;
   }
 
-  /// The first GEMM of a stage waits as it has to, the others beside it.
-  template <std::size_t kMost>
-  static void wait_in_turn(std::array<std::optional<LayerGemm>, kMost>& gemms, gemm::Wait wait) {
-    for (std::optional<LayerGemm>& gemm : gemms) {
-      if (gemm.has_value()) {
-        gemm->params.wait = wait;
-        gemm->params.programmatic = true;
+  /// The first GEMM that there is waits as it has to, the others beside it.
+  static void wait_in_turn(std::initializer_list<std::optional<LayerGemm>*> gemms, gemm::Wait wait) {
+    for (std::optional<LayerGemm>* const gemm : gemms) {
+      if (gemm->has_value()) {
+        (*gemm)->params.wait = wait;
+        (*gemm)->params.programmatic = true;
         wait = gemm::Wait::AtEnd;
       }
     }
@@ -310,9 +342,12 @@ MixedLayer check_mixed_layer(MixedCall const& call,
       .sort = check_sort(call.topk_ids, layer_form.num_experts, call.expert_map, call.first_expert),
       .quantised_rows = std::nullopt,
       .copied_rows = std::nullopt,
-      .gate_up = {},
+      .fp8_gate_up = std::nullopt,
+      .bf16_gate_up = std::nullopt,
+      .bf16_gate_up_first = false,
+      .bf16_down = std::nullopt,
       .quantize = {},
-      .down = {},
+      .fp8_down = {},
       .combine = check_combine(out,
                                layer_form.top_k,
                                on_input ? std::nullopt : std::optional(call.topk_weights),

@@ -16,8 +16,14 @@ struct MixedWorkspaceLayout {
   std::int64_t token_scale;   // at most (num_tokens, ceil(hidden / 128)) fp32, contiguous
   std::int64_t rows;          // (slots, hidden), for gate_up; from when that has ended, what down makes
   std::int64_t intermediate;  // (slots, intermediate)
-  std::int64_t total;         // bytes in all
+  // Of few slots the intermediate in FP8 lies here: its own place takes another kernel than the tokens did, whose code
+  // would have to be fetched.
+  std::int64_t quantised;        // (kMostSlotsApart, intermediate) FP8
+  std::int64_t quantised_scale;  // at most (kMostSlotsApart, ceil(intermediate / 128)) fp32
+  std::int64_t total;            // bytes in all
 };
+
+inline constexpr std::int64_t kMostSlotsApart = 512;
 
 /// An FP8 row and its scales take no more than a BF16 row.
 static_assert(8 + scale_row_bytes(8) <= 2 * 8 && 136 + scale_row_bytes(136) <= 2 * 136);
@@ -35,7 +41,11 @@ constexpr MixedWorkspaceLayout mixed_workspace_layout(std::int64_t num_tokens,
   result.token_scale = result.tokens + workspace_aligned(fp8_row_bytes(hidden) * num_tokens);
   result.rows = result.token_scale + workspace_aligned(scale_row_bytes(hidden) * num_tokens);
   result.intermediate = result.rows + workspace_aligned(2 * hidden * slots);
-  result.total = result.intermediate + workspace_aligned(2 * intermediate * slots);
+  // Not fewer for more slots, so that a workspace for these serves those.
+  std::int64_t const apart = std::min(slots, kMostSlotsApart);
+  result.quantised = result.intermediate + workspace_aligned(2 * intermediate * slots);
+  result.quantised_scale = result.quantised + workspace_aligned(fp8_row_bytes(intermediate) * apart);
+  result.total = result.quantised_scale + workspace_aligned(scale_row_bytes(intermediate) * apart);
   return result;
 }
 

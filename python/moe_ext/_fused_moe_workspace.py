@@ -17,6 +17,9 @@ MAX_EXPERTS = 4096
 MAX_SLOTS = 2**22
 """Largest num_tokens * top_k."""
 
+MAX_SLOTS_APART = 512
+"""Of experts in two precisions: slots up to which the intermediate in FP8 has memory of its own."""
+
 _ROW_BYTES = 16  # what TMA asks of rows
 
 
@@ -146,6 +149,8 @@ def mixed_workspace_bytes(
         _scale_row_bytes(hidden_size) * num_tokens,
         2 * hidden_size * slots,
         2 * intermediate_size * slots,
+        _fp8_row_bytes(intermediate_size) * min(slots, MAX_SLOTS_APART),
+        _scale_row_bytes(intermediate_size) * min(slots, MAX_SLOTS_APART),
     )
     return ALIGNMENT + sum(map(_aligned, parts))
 

@@ -287,7 +287,8 @@ class ExpertBank(LayerOptions, PackedWeights):
 
         Of a bank in one precision those of `moe_ext.fused_moe_workspace_size`; of any other at most
         num_tokens * top_k * ((intermediate_size + hidden_size) * 2 + 16) + num_tokens *
-        (hidden_size + 4 * ceil(hidden_size / 128)) + 64 KiB.
+        (hidden_size + 4 * ceil(hidden_size / 128)) + min(num_tokens * top_k, 512) *
+        (intermediate_size + 4 * ceil(intermediate_size / 128)) + 64 KiB.
         """
         of_one_precision = super().workspace_size(num_tokens, top_k)
         if self._is_uniform:
