@@ -37,7 +37,7 @@ def _seed() -> None:
 
 @pytest.fixture
 def alone(request: pytest.FixtureRequest) -> None:
-    """For tests of the host's time, or of the GPU's memory, that tests in other processes change."""
+    """For what tests in other processes change: the host's time, the memory that is free."""
     if hasattr(request.config, "workerinput"):
         pytest.skip("measures what tests in other processes change")
 

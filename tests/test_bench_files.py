@@ -11,7 +11,7 @@ from support.bench_rows import make_row, write_rows
 from bench import accuracy, regret, report, run, stability, tune, tune_tables
 
 ROOT = Path(__file__).parents[1]
-STABILITY = ROOT / "bench/results/stability/h200-2026-11-30-dd44c67.jsonl"
+STABILITY = ROOT / "bench/results/stability/h200-2026-11-30-d8bfe18.jsonl"
 README = ROOT / "README.md"
 ROWS_OF_THE_GRID = "rows of bench.run or bench.tune"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # In octaves of a problem's sizes: as far away as one that was measured has a say. And what the
 # estimate weighs against them: one that is the same weighs ten, one an octave away 0.5.
 # `tune_tables --leave-one-out` compares others.
-RADIUS = 2.0
+RADIUS = 1.5
 SHRINK = 1.0
 
 Costs = tuple[float, ...]
