@@ -303,6 +303,24 @@ def test_choices_that_few_problems_timed_are_left_out(tmp_path: Path) -> None:
     assert set(choices_of(problems)) == expected
 
 
+def test_pairs_of_two_kernels_that_are_nearly_the_best_of_several_problems_serve_them_all(
+    tmp_path: Path,
+) -> None:
+    alone = "layer_fp8p_w64_t32"
+    shared = "layer_fp8p_w128_t128+swap_fp8p_w64_t32"
+    first, second = f"{alone}+swap_fp8p_w64_t32", "gated_fp8p_w128_t64+swap_fp8p_w128_t64"
+    visits = [
+        with_times(rows_of(cell_of("mixtral", tokens, TENSOR, LAYER), TENSOR), times)
+        for tokens, times in (
+            (16, {alone: 110.0, first: 100.0, shared: 100.9, second: 105.0}),
+            (20, {alone: 110.0, first: 105.0, shared: 100.9, second: 100.0}),
+            (24, {alone: 100.5, first: 105.0, shared: 105.0, second: 100.0}),
+        )
+    ]
+    problems = problems_in(*visits, tmp_path=tmp_path)
+    assert set(choices_of(problems)) == {alone, shared}
+
+
 def test_pairs_of_two_kernels_are_chosen_where_they_were_the_best(tmp_path: Path) -> None:
     rows = rows_of(cell_of("mixtral", 16, BF16, PAIR), BF16)
     two = f"{A}+{B}"

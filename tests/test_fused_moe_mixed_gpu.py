@@ -61,7 +61,9 @@ def test_every_mixture(layout, name):
     assert_exact(bank, inputs)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 9, 16, 17, 63, 64, 65, 127, 129, 300, 1000])
+@pytest.mark.parametrize(
+    "num_tokens", [1, 2, 7, 8, 9, 16, 17, 63, 64, 65, 127, 128, 129, 300, 1000]
+)
 @layouts
 def test_numbers_of_tokens(layout, num_tokens):
     sizes = Sizes(num_tokens, SIZES.num_experts, SIZES.top_k, SIZES.hidden, SIZES.intermediate)
@@ -140,8 +142,9 @@ def test_weights_on_input(layout, num_tokens):
     assert_exact(bank, (hidden, torch.ones_like(weights), ids))
 
 
-def test_static_scales():
-    experts, inputs, _ = layer_of("tensor", Sizes(130, 6, 3, 384, 256))
+@pytest.mark.parametrize("num_tokens", [130, 400])  # quantised apart, and in place
+def test_static_scales(num_tokens):
+    experts, inputs, _ = layer_of("tensor", Sizes(num_tokens, 6, 3, 384, 256))
     for name in ("all four", "by expert"):
         plan = with_scales(PLANS[name], "tensor")
         bank = ExpertBank.from_experts(plan, bf16=experts)

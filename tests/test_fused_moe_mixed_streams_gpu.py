@@ -24,14 +24,14 @@ plans = pytest.mark.parametrize("name", PLANS_OF_PAIRS)
 
 @plans
 @pytest.mark.parametrize("layout", ["expert", "channel", "segments"])
-@pytest.mark.parametrize("inner", [192, 1152])
-def test_replays_with_fresh_routing(inner, layout, name):
+@pytest.mark.parametrize(("num_tokens", "inner"), [(33, 192), (33, 1152), (200, 192)])
+def test_replays_with_fresh_routing(num_tokens, inner, layout, name):
     """Back to back, several layers a graph: a race between kernels would show in some replay."""
-    sizes = Sizes(33, 8, 4, 256, inner)
+    sizes = Sizes(num_tokens, 8, 4, 256, inner)
     bank, (hidden, weights, ids) = integer_bank(layout, PLANS_OF_PAIRS[name], sizes, "cuda")
     ids = ids.int()
     outs = [torch.empty_like(hidden) for _ in range(4)]
-    size = bank.workspace_size(33, 4)
+    size = bank.workspace_size(num_tokens, 4)
     workspace = torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda")
 
     def layers():
@@ -42,10 +42,34 @@ def test_replays_with_fresh_routing(inner, layout, name):
     for seed in range(20):
         generator = torch.Generator("cuda").manual_seed(seed)
         drawn = torch.randint(
-            -1, 2 + seed % 8, (33, 4), generator=generator, device="cuda", dtype=torch.int32
+            -1, 2 + seed % 8, ids.shape, generator=generator, device="cuda", dtype=torch.int32
         )
         routings.append((drawn, fused_moe_mixed_reference(hidden, bank, weights, drawn)))
     assert_every_replay_is_right(captured(layers), ids, routings, outs)
+
+
+@pytest.mark.parametrize("num_tokens", [100, 600])  # quantised apart, and in place
+@pytest.mark.parametrize("layout", ["expert", "channel", "segments"])
+def test_a_long_gemm_is_waited_for_behind_stages_without_rows(layout, num_tokens):
+    """All rows are of one expert in BF16: what lies between its down and combine ends at once."""
+    sizes = Sizes(num_tokens, 4, 4, 256, 8192)
+    bank, (hidden, weights, ids) = integer_bank(layout, plan_of_pairs(4, PAIRS), sizes, "cuda")
+    ids = torch.full_like(ids, PAIRS.index(("bf16", "bf16")))
+    expected = fused_moe_mixed_reference(hidden, bank, weights, ids)
+    size = bank.workspace_size(num_tokens, 4)
+    workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
+    out = torch.empty_like(hidden)
+
+    def poisoned_layer():
+        workspace.fill_(0xFF)
+        bank(hidden, weights, ids, out=out, workspace=workspace)
+
+    graph = captured(poisoned_layer)
+    for _ in range(10):
+        poisoned_layer()
+        assert_same_bits(out, expected)
+        graph.replay()
+        assert_same_bits(out, expected)
 
 
 @plans
