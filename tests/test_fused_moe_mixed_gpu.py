@@ -156,6 +156,20 @@ def test_static_scales(num_tokens):
         assert dissimilarity(bank(hidden, weights, ids), expected) < MAX_DISSIMILARITY_BY_TIES
 
 
+def test_an_intermediate_too_long_for_its_own_place_is_refused():
+    experts, inputs, _ = layer_of("channel", Sizes(3, 2, 1, 64, 32776))
+    inputs = tuple(tensor.to("cuda") for tensor in inputs)
+    plan = with_scales(plan_of_pairs(2, (PAIRS[0], PAIRS[3])), "channel")
+    bank = ExpertBank.from_experts(plan, bf16=experts).to("cuda")
+    message = "the intermediate size must be at most 32768 where `w2_fp8` is given, got 32776"
+    with pytest.raises(ValueError, match=f"^fused_moe_mixed: {message}$"):
+        bank(*inputs)
+    plan = with_scales(plan_of_pairs(2, (PAIRS[1], PAIRS[3])), "channel")
+    bank = ExpertBank.from_experts(plan, bf16=experts).to("cuda")
+    expected = fused_moe_mixed_reference(inputs[0], bank, *inputs[1:], out_dtype=torch.float32)
+    assert dissimilarity(bank(*inputs), expected) < MAX_DISSIMILARITY_BY_TIES
+
+
 def forced(bank, inputs, chosen):
     _, workspace = poisoned(bank, *inputs[2].shape)
     out = torch.full_like(inputs[0], float("nan"))
