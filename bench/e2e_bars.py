@@ -81,15 +81,19 @@ def evaluate(
         ours, other = cell.get(OURS), best_other(cell)
         if (model, dtype) != (MODEL, DTYPE) or other is None:
             continue
-        if ours is None or ours.call_ms is None:
+        decode = metric == DECODE and batch in MIN_DECODE_SPEEDUP
+        ttft = metric == TTFT and batch == 1 and prompt in MAX_TTFT
+        if not decode and not ttft:
             continue
-        if metric == DECODE and batch in MIN_DECODE_SPEEDUP:
+        what = f"of a step, batch {batch}" if decode else f"to the first token, {prompt:,} tokens"
+        if ours is None or ours.call_ms is None:
+            bars.append(ModelBar(f"time {what}", "against another", "no time of ours", None))
+        elif decode:
             bars += _decode_bars(ours, other)
-        if metric == TTFT and batch == 1 and prompt in MAX_TTFT:
+        else:
             ratio, limit = ours.call_ms / (other.call_ms or 1.0), MAX_TTFT[prompt]
-            name = f"time to the first token, {prompt:,} tokens"
             measured = f"{_of(ratio, other)}{f'; {OF_HOST}' if host_bound(ours) else ''}"
-            bars.append(ModelBar(name, f"<= {limit} x", measured, ratio <= limit))
+            bars.append(ModelBar(f"time {what}", f"<= {limit} x", measured, ratio <= limit))
     if layers is not None:
         bars.append(_layer_bar(rows, layers, num_layers))
     return bars

@@ -49,6 +49,18 @@ def test_bars():
     assert evaluate([bad[0], skipped(bad[1], "no")], None, LAYERS) == []
 
 
+@pytest.mark.parametrize("which", range(2), ids=["a step", "a prompt"])
+def test_no_time_of_ours_passes_no_bar(which):
+    ours = [one for one in GOOD if one.implementation == "moe_ext"]
+    own = ours[0] if which == 0 else ours[-1]
+    others = [one for one in GOOD if one.implementation != "moe_ext"]
+    for rows in ([*others], [*others, skipped(own, "wrong")]):
+        bars = evaluate(rows, None, LAYERS)
+        assert bars
+        assert all(bar.passed is None for bar in bars)
+        assert len(misses(bars)) == len(bars)
+
+
 def test_a_prompt_that_only_the_host_decides_is_told():
     rows = [row("moe_ext", TTFT, 1, 2048, 70.0, 0.0), row("grouped_mm", TTFT, 1, 2048, 105.0)]
     (bar,) = evaluate(rows, None, LAYERS)

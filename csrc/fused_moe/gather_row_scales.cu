@@ -30,6 +30,7 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_row_scales_kernel(
   Row const row = find_row(params.source, index, rows);
   // The same for all threads of the row, so for all that meet below.
   if (row.x == nullptr) {
+    end_beside_previous(problem);
     return;
   }
   int const column = thread * RowVector::kElems;

@@ -21,8 +21,8 @@ struct MixedLayer {
   std::optional<LayerGemm> bf16_gate_up;
   bool bf16_gate_up_first;
   std::optional<LayerGemm> bf16_down;
-  std::array<std::optional<GatherParams>, 2>
-      quantize;                                      // the intermediate: of the first part, of the last part
+  // The intermediate: of the first part, or of all rows where no down is in BF16; of the last part.
+  std::array<std::optional<GatherParams>, 2> quantize;
   std::array<std::optional<LayerGemm>, 2> fp8_down;  // the same
   CombineParams combine;
 };

@@ -131,11 +131,12 @@ class Stages {
   }
 
   /// Which GEMM of gate_up is the first. That in FP8 begins sooner behind one in BF16 that has work than the stages
-  /// behind gate_up do where the one in BF16 ends it; one without rows only holds it up (docs/notes/mixtures.md).
+  /// behind gate_up do where the one in BF16 ends it; one without rows only holds it up. Measured up to 16 rows an
+  /// expert (docs/notes/mixtures.md).
   bool bf16_goes_first(std::int64_t fp8, std::int64_t bf16) const {
+    std::int64_t const most = (4 * bf16 >= form_.num_experts ? 16 : 1) * form_.num_experts;
     bool const has_rows = 2 * form_.slots() * bf16 >= form_.num_experts;
-    bool const few_tokens = form_.slots() <= form_.num_experts;
-    return fp8 > 0 && has_rows && (few_tokens || 4 * bf16 >= form_.num_experts);
+    return fp8 > 0 && has_rows && form_.slots() <= most;
   }
 
   /// The intermediate, the rows of so many places, quantised: apart where it is short, or in its own place.
@@ -244,8 +245,8 @@ class Stages {
     return make_gemm(kernel, {*weights.weight, scale, weights.bias, 1}, form, stage, memory_.rows);
   }
 
-  /// What turns the intermediate of experts with down in FP8 into that, in its place; gate_up itself where it can and
-  /// none of its rows are to stay as they are.
+  /// What turns the intermediate of experts with down in FP8 into that; gate_up itself where it can and none of its rows
+  /// are to stay as they are.
   void add_quantisation(MixedLayer& layer, GatherParams const& all) {
     check_value(form_.intermediate <= kMostInPlace,
                 kOp,

@@ -7,7 +7,8 @@
 namespace moe_ext::fused_moe {
 
 /// Where each part begins, in bytes from the workspace's first aligned byte. A row of `rows` or `intermediate` is one
-/// of BF16, or in its place one of FP8 with its scales behind it: which of the two, its expert says.
+/// of BF16, or in its place one of FP8 with its scales behind it: which of the two, its expert says (of few slots the
+/// intermediate always of BF16).
 struct MixedWorkspaceLayout {
   std::int64_t offs;          // (num_experts,) int32
   std::int64_t row_slot;      // (slots,) int32
