@@ -245,8 +245,8 @@ class Stages {
     return make_gemm(kernel, {*weights.weight, scale, weights.bias, 1}, form, stage, memory_.rows);
   }
 
-  /// What turns the intermediate of experts with down in FP8 into that; gate_up itself where it can and none of its rows
-  /// are to stay as they are.
+  /// What turns the intermediate of experts with down in FP8 into that; gate_up itself where it can and none of its
+  /// rows are to stay as they are.
   void add_quantisation(MixedLayer& layer, GatherParams const& all) {
     check_value(form_.intermediate <= kMostInPlace,
                 kOp,
