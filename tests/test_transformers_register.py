@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -84,6 +85,26 @@ def test_experts_of_a_form_that_is_not_known_are_refused():
         output_of(model, tokens("cpu"))
     experts_of(model)[0].has_post_expert_norm = False
     register(model)
+
+
+def test_sizes_that_no_kernel_takes_are_refused():
+    model = tiny_model(QWEN3)
+    experts = experts_of(model)[0]
+    experts.down_proj = nn.Parameter(experts.down_proj[..., :-2].detach())
+    with pytest.raises(ValueError, match=r"down_proj of Qwen3MoeExperts must .* multiples of 8"):
+        register(model)
+
+
+def test_a_converted_checkpoint_is_refused(tmp_path):
+    register()
+    tiny_model(QWEN3).save_pretrained(tmp_path)
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    method = {"quant_method": "moe_ext", "plan": "moe_ext_plan.json"}
+    path.write_text(json.dumps({**config, "quantization_config": method}))
+    with pytest.raises(ValueError, match="read layer by layer"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_registration_packs():

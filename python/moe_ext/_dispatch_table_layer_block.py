@@ -42,7 +42,7 @@ CHOICES = Measured(
     common=(7.41, 0.152, 2.66),
     where=(
         "NVIDIA H200, uniform, zipf0.6, zipf1.2, bench/results/tuning-"
-        "named-2026-11-30.jsonl, tune.jsonl"
+        "draw-2026-11-30.jsonl, bench/results/tuning-named-2026-11-30.jsonl"
     ),
     sm_count=132,
     # groups, hidden, intermediate, rows, us of the best; thousandths over it of each choice

@@ -24,6 +24,8 @@ _OPTIONAL = {
     "safetensors": "files of statistics, plans of checkpoints",
     "matplotlib": "moe-ext report --png",
     "numpy": "benchmarks",
+    "transformers": "models of Transformers",
+    "accelerate": "models of Transformers on a GPU",
 }
 _CUDA_DEVICE = "CUDA kernels"
 

@@ -13,6 +13,7 @@ from moe_ext.scales import pad_rows, scales_to_float32
 
 BLOCK = 128
 _ROW_BYTES = 16
+_MULTIPLE = 8  # of hidden and intermediate size, as `fused_moe` has them
 # What a later Transformers than 5.17 says of experts that run otherwise.
 _LATER_TRAITS = ("has_post_expert_norm",)
 
@@ -44,6 +45,11 @@ def check_format(module: Any) -> None:
             raise ValueError(
                 f"moe_ext: {weight_name} of {name} must be bfloat16 or float8_e4m3fn, got "
                 f"{str(weight.dtype).removeprefix('torch.')}"
+            )
+        if any(size % _MULTIPLE for size in weight.shape[1:]):
+            raise ValueError(
+                f"moe_ext: {weight_name} of {name} must have sizes that are multiples of "
+                f"{_MULTIPLE}, got shape {tuple(weight.shape)}"
             )
     if module.down_proj.dtype is torch.float8_e4m3fn:
         if module.activation_scheme != "dynamic":
