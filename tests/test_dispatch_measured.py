@@ -104,6 +104,11 @@ def test_both_gemms_of_a_layer_get_one_kernel():
     assert table.gemm(64, 8, 7168, 512, 132, ALL) == table.layer(64, 8, 7168, 512, 132, ALL)
     table = make()
     assert table.gemm(64, 8, 28672, 4096, 132, ALL) == table.layer(64, 8, 4096, 14336, 132, ALL)
+    # Of two that are close the rounder is hidden; of others that says nothing.
+    layer = table.layer(64, 8, 2048, 1408, 132, ALL)
+    assert table.gemm(64, 8, 2816, 2048, 132, ALL) == layer
+    assert table.gemm(64, 8, 2048, 1408, 132, ALL) == layer
+    assert table.gemm(64, 8, 7168, 2048, 132, ALL) == table.layer(64, 8, 7168, 2048, 132, ALL)
 
 
 def test_only_what_is_allowed_is_chosen():

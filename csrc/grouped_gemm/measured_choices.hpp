@@ -120,6 +120,9 @@ class MeasuredChoices {
   static constexpr double kSame = 1e4;
 
   static constexpr double kMostHidden = 8192;
+  // A hidden size over an intermediate size is mostly more than this, as is twice this one over that: between the two
+  // either may be the other.
+  static constexpr double kClosest = 1.65;
 
   /// What makes problems alike, in octaves: rows of a group, all rows, hidden and intermediate size.
   using Place = std::array<double, 4>;
@@ -132,13 +135,21 @@ class MeasuredChoices {
 
   /// The layer that weights (n, k) are likely of: one that was measured, or else by shape. Weights of no more rows than
   /// K are most often the first's, as are those of more rows than hidden states have features; between these the size
-  /// that is a measured layer's hidden one decides.
+  /// that is a measured layer's hidden one decides, and of two that are close the rounder number: 2816 x 2048 is a first
+  /// one's.
   Layer layer_of(double n, double k) const {
     if (auto const known = layers_.find({n, k}); known != layers_.end()) {
       return known->second;
     }
     bool const k_is_hidden = hidden_sizes_.count(k) != 0 && hidden_sizes_.count(n) == 0;
-    return n <= k || n > kMostHidden || k_is_hidden ? Layer{k, n / 2} : Layer{n, k};
+    bool const k_is_rounder = n < kClosest * k && power_of_two_in(k) > power_of_two_in(n);
+    return n <= k || n > kMostHidden || k_is_hidden || k_is_rounder ? Layer{k, n / 2} : Layer{n, k};
+  }
+
+  /// The largest power of two that divides a size.
+  static std::int64_t power_of_two_in(double size) {
+    auto const whole = static_cast<std::int64_t>(size);
+    return whole & -whole;
   }
 
   struct Kernel {
