@@ -135,7 +135,7 @@ class MeasuredChoices {
 
   /// The layer that weights (n, k) are likely of: one that was measured, or else by shape. Weights of no more rows than
   /// K are most often the first's, as are those of more rows than hidden states have features; between these the size
-  /// that is a measured layer's hidden one decides, and of two that are close the rounder one: 2816 x 2048 is a first's.
+  /// that is a measured layer's hidden one decides, and of two that are close the rounder: 2816 x 2048 is a first's.
   Layer layer_of(double n, double k) const {
     if (auto const known = layers_.find({n, k}); known != layers_.end()) {
       return known->second;
