@@ -90,7 +90,10 @@ def test_another_gpu():
     ("changes", "message"),
     [
         ({"hidden_size": 2041}, "fused_moe: `hidden_states` must have a positive hidden size"),
-        ({"dtype": "mxfp4"}, "explain_fused_moe: `dtype` must be torch's or one of"),
+        (
+            {"dtype": "mxfp4"},
+            "explain_fused_moe: `dtype` must be torch's or one of bf16, fp8, got 'mxfp4'",
+        ),
         ({"w13_scale": None}, "fused_moe: `w13_scale` must be given for float8_e4m3fn weights"),
         ({"w13_scale": "rows"}, "explain_fused_moe: a scale must be None, a shape or one of"),
         ({"offs": [1, 2]}, "explain_fused_moe: `offs` must have 128 entries, got 2"),
