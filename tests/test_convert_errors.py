@@ -145,9 +145,11 @@ def test_an_output_beside_the_source_may_begin_with_its_name(tmp_path):
 
 
 def test_the_source_is_no_output(tmp_path):
-    (tmp_path / "in").mkdir()
-    with pytest.raises(ValueError, match="must hold"):
+    write_checkpoint(tmp_path / "in")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="`out` must be a new or empty folder"):
         convert_checkpoint(tmp_path / "in", UNIFORM, tmp_path / "in")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_index_that_names_what_is_not_there(tmp_path):
