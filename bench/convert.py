@@ -69,6 +69,7 @@ def write_input(directory: Path, case: Case, num_layers: int) -> None:
             index |= dict.fromkeys(tensors, name)
     text = json.dumps({"metadata": {}, "weight_map": index})
     (directory / "model.safetensors.index.json").write_text(text)
+    (directory / "config.json").write_text("{}")
 
 
 def plan_for(case: Case, num_layers: int, scales: str) -> PrecisionPlan:

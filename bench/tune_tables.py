@@ -62,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write tables, or say why not."""
     parser = build_parser()
     args = parser.parse_args(arguments)
+    if args.write and not args.into.is_dir():
+        got = "a file" if args.into.exists() else "none"
+        parser.error(f"--into must be a folder that is there, got {got}: {args.into}")
     try:
         with refused_in_a_line(parser):
             visits = load_visits(

@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from moe_ext.precision import convert_checkpoint
 
 pytest.importorskip("safetensors")
 from bench import convert
+from bench.cases import Case
 from bench.convert_rows import (
     CONVERT_BEGIN,
     CONVERT_END,
@@ -100,3 +102,11 @@ def test_the_page_is_made_of_the_committed_rows(tmp_path):
 
 def test_without_rows_the_page_says_so():
     assert section([]) == "Nothing has been measured yet."
+
+
+def test_the_input_can_be_converted(tmp_path):
+    case = Case("tiny", "none", num_experts=5, top_k=2, hidden_size=64, intermediate_size=32)
+    convert.write_input(tmp_path / "in", case, 2)
+    plan = convert.plan_for(case, 2, "block")
+    done = convert_checkpoint(tmp_path / "in", plan, tmp_path / "out")
+    assert done.num_bytes < done.input_bytes

@@ -90,6 +90,17 @@ def every_row(
                     yield from rows_of(cell_of(case, tokens, variant, op), variant)
 
 
+@pytest.mark.parametrize("name", ["lost", "file"])
+def test_a_folder_that_is_none_is_refused_before_rows_are_read(tmp_path, capsys, name):
+    (tmp_path / "file").touch()
+    got = {"lost": "none", "file": "a file"}[name]
+    with pytest.raises(SystemExit) as error:
+        tune_tables.main([str(tmp_path / "rows"), "--write", "--into", str(tmp_path / name)])
+    assert error.value.code == 2
+    said = f"error: --into must be a folder that is there, got {got}: {tmp_path / name}\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tables")

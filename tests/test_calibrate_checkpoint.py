@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 
 import pytest
@@ -154,6 +155,35 @@ def test_layers_without_data_are_judged_from_their_weights(tmp_path):
     assert bool(found.stats.layers[prefix_of(0)].from_weights.all())
     error = found.stats.layers[prefix_of(0)].error
     assert int(error[:, 1].argmax()) == model[0][0].super_experts[0]
+
+
+@pytest.mark.parametrize("part", ["hidden_states", "topk_weights"])
+@pytest.mark.parametrize("base", ["layers.3", prefix_of(3)])
+def test_a_value_that_is_not_finite_is_found_in_the_data(tmp_path, part, base):
+    model = write_model(tmp_path / "in", SOFTMAX)
+    data = {
+        f"{name}.{of}": tensor.clone()
+        for name, number in (("layers.0", 0), (base, 3))
+        for of, tensor in model[number][0].tokens(64)._asdict().items()
+    }
+    data[f"{base}.{part}"].view(64, -1)[7, 1] = math.nan
+    save_file(data, tmp_path / "data")
+    said = refused(tmp_path, min_rows=1)
+    assert said == (f'"{base}.{part}" of TMP/data must be finite, got nan in row 7, counted from 0')
+    # A row that no expert takes may hold anything.
+    data[f"{base}.topk_ids"][7] = -1
+    save_file(data, tmp_path / "data")
+    calibrate_checkpoint(tmp_path / "in", tmp_path / "data", min_rows=1)
+
+
+def test_an_input_beyond_bf16_is_found_where_the_router_chooses(tmp_path):
+    model = write_model(tmp_path / "in", SOFTMAX)
+    hidden = model[0][0].tokens(64).hidden_states.double().view(2, 32, HIDDEN)
+    hidden[1, 3, 5] = 1e300
+    save_file({"layers.0.hidden_states": hidden}, tmp_path / "data")
+    assert refused(tmp_path) == (
+        '"layers.0.hidden_states" of TMP/data must be finite, got inf in row 35, counted from 0'
+    )
 
 
 def refused(tmp_path, **options):

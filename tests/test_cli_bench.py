@@ -92,6 +92,11 @@ def test_nothing_is_measured_for_a_picture_that_cannot_be_written(shell, gpu, tm
     assert said.endswith("must be a folder to write times.png in, got none")
 
 
+def test_a_picture_is_named_as_one(shell, gpu, tmp_path):
+    said = shell.fails("bench", "gemm", *GEMM, "--plot", tmp_path / "times.svg", code=2)
+    assert said.endswith(f"--plot must be a file named *.png, got {tmp_path / 'times.svg'}")
+
+
 def test_without_a_gpu_there_is_one_line(shell, monkeypatch):
     def fail(op, device):
         raise RuntimeError("moe_ext: the NVIDIA driver must serve CUDA 13.0, got none")
@@ -99,7 +104,7 @@ def test_without_a_gpu_there_is_one_line(shell, monkeypatch):
     monkeypatch.setattr(_bench_run, "cuda_device", fail)
     said = shell.fails("bench", "layer", *LAYER, code=2)
     assert said == (
-        "moe-ext bench layer: Invalid value: bench: `--device` must name a GPU that runs the "
+        "moe-ext bench layer: Invalid value: --device must name a GPU that runs the "
         "kernels, got cuda: the NVIDIA driver must serve CUDA 13.0, got none"
     )
 
@@ -107,7 +112,7 @@ def test_without_a_gpu_there_is_one_line(shell, monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_devices_that_are_no_gpu(shell, device):
     said = shell.fails("bench", "gemm", *GEMM, "--device", device, code=2)
-    assert f"got {device}: bench: `device` must be a CUDA device" in said
+    assert f"got {device}: `device` must be a CUDA device" in said
 
 
 @pytest.mark.parametrize("tokens", ["", "0", "1,x", "-1", "1.5", "1,,2"])

@@ -65,6 +65,69 @@ def test_arguments_that_are_none(shell, arguments, message):
     assert said.lower() == message.lower()  # versions of typer write names of arguments both ways
 
 
+GEMM = ("explain", "gemm", "--rows", 8, "--groups", 2, "-n", 64, "-k", 64)
+LAYER = ("--top-k", 2, "--experts", 8, "--hidden", 256, "--intermediate", 128)
+EXPLAIN = ("explain", "layer", "--tokens", 4, *LAYER)
+CALIBRATE = ("calibrate", "lost", "lost", "--out", "stats")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*GEMM, "--dtype", "fp4"), "--dtype must be one of bf16, fp8, got fp4"),
+        ((*EXPLAIN, "--dtype", "fp4"), "--dtype must be one of bf16, fp8, got fp4"),
+        ((*EXPLAIN, "--dtype", "fp16"), "--dtype must be one of bf16, fp8, got fp16"),
+        (
+            ("bench", "layer", *LAYER, "--dtype", "fp16"),
+            "--dtype must be one of bf16, fp8, got fp16",
+        ),
+        ((*EXPLAIN, "--activation", "tanh"), "--activation must be one of swiglu, "),
+        (
+            (*EXPLAIN, "--dtype", "fp8", "--scales", "row"),
+            "--scales must be one of block, channel, tensor, got row",
+        ),
+        ((*GEMM, "--accumulate", "slow"), "--accumulate must be one of promoted, fast, got slow"),
+        (
+            (*GEMM, "--measure-on", "gpu"),
+            "--measure-on must be a CUDA device, such as cuda:0, got gpu",
+        ),
+        (
+            (*EXPLAIN, "--measure-on", "cpu"),
+            "--measure-on must be a CUDA device, such as cuda:0, got cpu",
+        ),
+        ((*CALIBRATE, "--scales", "row"), "--scales must be one of block, channel, tensor, got r"),
+        ((*CALIBRATE, "--activation", "tanh"), "--activation must be one of swiglu, "),
+        ((*CALIBRATE, "--device", "gpu"), "--device must be a device of torch's, got gpu"),
+        (
+            ("convert", "lost", "--plan", "lost", "--out", "out", "--gate-up-layout", "mixed"),
+            "--gate-up-layout must be one of concatenated, interleaved, got mixed",
+        ),
+    ],
+    ids=str,
+)
+def test_texts_that_cannot_be_read(shell, arguments, message):
+    said = shell.fails(*arguments, code=2)
+    command = " ".join(arguments[: 2 if arguments[0] in ("explain", "bench") else 1])
+    assert said.startswith(f"moe-ext {command}: Invalid value: {message}")
+
+
+def test_a_picture_is_named_as_one(shell, stats, tmp_path):
+    for name in ("a.foo", "a", "a.svg"):
+        said = shell.fails("report", stats, "--png", tmp_path / name, code=2)
+        assert said.endswith(f"--png must be a file named *.png, got {tmp_path / name}")
+        assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("command", [GEMM, EXPLAIN])
+def test_there_is_one_prefix(shell, monkeypatch, command):
+    def fail(op, device):
+        raise RuntimeError("moe_ext: torch must be a CUDA build to run the CUDA kernels, got cpu")
+
+    monkeypatch.setattr("moe_ext._explain.cuda_device", fail)
+    said = shell.fails(*command, "--measure-on", "cuda")
+    assert said == "moe-ext: torch must be a CUDA build to run the CUDA kernels, got cpu"
+
+
 @pytest.mark.parametrize("number", ["--tokens", "--top"])
 def test_numbers_out_of_range(shell, stats, number):
     said = shell.fails("report", stats, number, -1, code=2)
@@ -79,15 +142,16 @@ def test_without_a_command_there_is_help(shell):
 
 
 @pytest.mark.parametrize("budget", ["2", "2 percent", "-1%", "MiB", "5XB", "", "1e3B"])
-def test_budgets_that_are_none(shell, stats, tmp_path, budget):
-    out = tmp_path / "plan.json"
-    said = shell.fails("plan", stats, f"--budget={budget}", "--out", out)
+def test_budgets_that_are_none(shell, tmp_path, budget):
+    out, lost = tmp_path / "plan.json", tmp_path / "lost"  # said before a file is looked at
+    said = shell.fails("plan", lost, f"--budget={budget}", "--out", out, code=2)
     assert said == (
-        "moe-ext: plan: `--budget` must be a share of FP8's bytes, as 2%, or bytes in B, kB, MB, "
-        f"GB, KiB, MiB, GiB, as 512MiB, got {budget!r}"
+        "moe-ext plan: Invalid value: --budget must be a share of FP8's bytes, as 2%, or bytes in "
+        f"B, kB, MB, GB, KiB, MiB, GiB, as 512MiB, got {budget!r}"
     )
-    said = shell.fails("plan", stats, f"--error-budget={budget}", "--out", out)
-    assert said.startswith("moe-ext: plan: `--error-budget` must be signal over noise, as 30dB")
+    said = shell.fails("plan", lost, f"--error-budget={budget}", "--out", out, code=2)
+    wanted = "moe-ext plan: Invalid value: --error-budget must be signal over noise, as 30dB"
+    assert said.startswith(wanted)
     assert not out.exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from moe_ext.nn import Experts
@@ -143,6 +145,31 @@ def test_convert_says_what_it_copied(shell, paths):
         load_file(paths["model"] / "model.safetensors"), prefix=prefix_of(1), quantize="block"
     )
     assert_same_bits(ExpertBank.from_checkpoint(paths["out"], prefix_of(1)).w2_fp8, fp8.w2)
+
+
+def test_bytes_are_in_units_of_their_size(shell, paths):
+    calibrated(shell, paths)
+    said = shell("plan", paths["stats"], "--budget", "20KiB", "--out", paths["plan"])
+    planned = plan_precision(
+        PrecisionStats.load(paths["stats"]),
+        byte_budget=20.5 * 1024 / fp8_bytes_of(PrecisionStats.load(paths["stats"])),
+    )
+    assert planned.extra_bytes > 1024
+    assert f"bytes: {planned.fp8_bytes / 1024:.4g} KiB in FP8, " in said
+    said = shell("convert", paths["model"], "--plan", paths["plan"], "--out", paths["out"])
+    assert re.search(r"; 1\.\d+ MiB became \d{3}(\.\d)? KiB in 1 files", said)
+    said = shell("plan", paths["stats"], "--budget", "0%", "--out", paths["plan"])
+    assert " KiB in FP8, 0 B more (0.00%)" in said
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (5 * 2**19, "2.5 MiB"), (57e9, "53.09 GiB")],
+)
+def test_sizes(count, said):
+    from moe_ext.cli._console import size
+
+    assert size(count) == said
 
 
 @pytest.mark.parametrize("planned", [False, True])

@@ -135,6 +135,7 @@ def test_ungated_experts(tmp_path, form):
             for e in range(SIZES.num_experts)
         }
     (tmp_path / "in").mkdir()
+    (tmp_path / "in/config.json").write_text("{}")
     save_file({n: t.contiguous() for n, t in tensors.items()}, tmp_path / "in/model.safetensors")
     plan = plan_of({"x.experts": experts})
     convert_checkpoint(tmp_path / "in", plan, tmp_path / "out")

@@ -104,6 +104,54 @@ def test_a_quantised_checkpoint(tmp_path):
     )
 
 
+def test_a_checkpoint_without_a_config(tmp_path):
+    write_checkpoint(tmp_path / "in")
+    (tmp_path / "in/config.json").unlink()
+    expect(
+        "convert_checkpoint: TMP/in must hold config.json, which is to say that experts are in "
+        "FP8, got none",
+        tmp_path,
+    )
+
+
+def test_an_empty_config_is_marked_too(tmp_path):
+    write_checkpoint(tmp_path / "in")
+    (tmp_path / "in/config.json").write_text("{}")
+    convert(tmp_path)
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "moe_ext"
+
+
+@pytest.mark.parametrize("place", ["in/sub", "in/deep/sub", "link/sub", "link"])
+def test_an_output_in_the_source(tmp_path, place):
+    write_checkpoint(tmp_path / "in")
+    (tmp_path / "in/deep").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "in/deep")
+    before = sorted(tmp_path.rglob("*"))
+    for source in ("in", "also"):
+        with pytest.raises(ValueError, match="`out` must be outside of ") as error:
+            convert_checkpoint(tmp_path / source, UNIFORM, tmp_path / place)
+        assert str(error.value).endswith(f"{tmp_path / source}, got {tmp_path / place}")
+        assert sorted(tmp_path.rglob("*")) == before
+        if source == "in":
+            (tmp_path / "also").symlink_to(tmp_path / "in")
+            before = sorted(tmp_path.rglob("*"))
+
+
+def test_an_output_beside_the_source_may_begin_with_its_name(tmp_path):
+    write_checkpoint(tmp_path / "in")
+    convert_checkpoint(tmp_path / "in", UNIFORM, tmp_path / "in-fp8")
+    assert (tmp_path / "in-fp8/config.json").is_file()
+
+
+def test_the_source_is_no_output(tmp_path):
+    write_checkpoint(tmp_path / "in")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="`out` must be a new or empty folder"):
+        convert_checkpoint(tmp_path / "in", UNIFORM, tmp_path / "in")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_an_index_that_names_what_is_not_there(tmp_path):
     write_checkpoint(tmp_path / "in")
     index = tmp_path / "in" / INDEX

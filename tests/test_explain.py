@@ -37,6 +37,17 @@ def test_offsets_decide_what_is_active_and_largest():
     assert explanation.weight_bytes == 2 * 1536 * 2048 * 2
 
 
+@pytest.mark.parametrize(
+    ("offs", "active"), [(None, 128), ([0, 5, 5, 310, *[310] * 124], 2)], ids=["even", "given"]
+)
+def test_times_say_which_rows_they_are_for(offs, active):
+    told = moe_ext.explain(dtype="bf16", num_rows=310, offs=offs, **QWEN3_30B)
+    assert str(told).splitlines()[-1] == (
+        f"time     floor {told.floor_us:.1f} us, predicted {told.predicted_us:.1f} us, for rows "
+        f'in {active} of 128 groups ("why" is for likely routings)'
+    )
+
+
 def test_no_rows():
     explanation = moe_ext.explain(dtype="bf16", num_rows=0, **QWEN3_30B)
     assert explanation.num_tiles == 0

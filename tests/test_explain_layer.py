@@ -68,6 +68,17 @@ def test_offsets_decide_what_is_active_and_largest():
     assert told.down.weight_bytes == 2 * 2048 * 768 * 2
 
 
+@pytest.mark.parametrize(
+    ("offs", "active"), [(None, 128), ([0, 5, 5, 128, *[128] * 124], 2)], ids=["even", "given"]
+)
+def test_times_say_which_rows_they_are_for(offs, active):
+    told = moe_ext.explain_fused_moe(**BLOCK, offs=offs)
+    assert str(told).splitlines()[-1] == (
+        f"time     floor {told.floor_us:.1f} us, predicted {told.predicted_us:.1f} us, for rows "
+        f'in {active} of 128 experts ("why" is for likely routings)'
+    )
+
+
 def test_it_is_frozen_and_prints_every_line():
     told = moe_ext.explain_fused_moe(**BLOCK)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -90,7 +101,10 @@ def test_another_gpu():
     ("changes", "message"),
     [
         ({"hidden_size": 2041}, "fused_moe: `hidden_states` must have a positive hidden size"),
-        ({"dtype": "mxfp4"}, "explain_fused_moe: `dtype` must be torch's or one of"),
+        (
+            {"dtype": "mxfp4"},
+            "explain_fused_moe: `dtype` must be torch's or one of bf16, fp8, got 'mxfp4'",
+        ),
         ({"w13_scale": None}, "fused_moe: `w13_scale` must be given for float8_e4m3fn weights"),
         ({"w13_scale": "rows"}, "explain_fused_moe: a scale must be None, a shape or one of"),
         ({"offs": [1, 2]}, "explain_fused_moe: `offs` must have 128 entries, got 2"),

@@ -430,3 +430,33 @@ def test_an_infinite_output_is_named():
     message = refused(layer.experts, [(hidden, weights, ids)], min_rows=1)
     assert message.startswith('calibrate: the output of "experts" must be finite, got ')
     assert message.endswith(" of expert 3")
+
+
+@pytest.mark.parametrize("min_rows", [1, 1000])
+@pytest.mark.parametrize("part", ["hidden_states", "topk_weights"])
+def test_a_batch_that_is_not_finite_is_named(part, min_rows):
+    layer, source = moe_layer()
+    batches = [source.tokens(64, seed) for seed in range(3)]
+    getattr(batches[2], part)[5, 1] = math.inf
+    message = refused(layer.experts, [tuple(batch) for batch in batches], min_rows=min_rows)
+    assert message == (
+        f'calibrate: the {part} of "experts" must be finite, got inf in row 5 of batch 2, counted '
+        "from 0"
+    )
+    batches[2].topk_ids[5] = -1  # taken by no expert
+    calibrate(layer.experts, [tuple(batch) for batch in batches], min_rows=min_rows)
+
+
+def test_the_layer_that_makes_inputs_infinite_is_the_one_that_is_named():
+    (first, source), (second, _) = moe_layer(), moe_layer()
+    hidden = source.tokens(64).hidden_states
+    model = nn.Sequential(first, second)
+    with torch.no_grad():
+        first.experts.w2[:, 0, 0] = math.inf
+    message = refused(model, [hidden], min_rows=1)
+    assert message.startswith('calibrate: the output of "0.experts" must be finite, got ')
+    hidden[9, 0] = math.nan
+    assert refused(model, [hidden], min_rows=1) == (
+        'calibrate: the hidden_states of "0.experts" must be finite, got nan in row 9 of batch 0, '
+        "counted from 0"
+    )

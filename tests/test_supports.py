@@ -56,7 +56,11 @@ def test_what_runs(op, problem):
     ("op", "problem", "reason"),
     [
         ("grouped_gemm", GEMM | {"dtype": torch.float16}, "grouped_gemm: `a` must be bfloat16 or"),
-        ("grouped_gemm", GEMM | {"dtype": "mxfp4"}, "supports: `dtype` must be torch's or one of"),
+        (
+            "grouped_gemm",
+            GEMM | {"dtype": "mxfp4"},
+            "supports: `dtype` must be torch's or one of bf16, fp8, got 'mxfp4'",
+        ),
         ("grouped_gemm", GEMM | {"n": 100}, "grouped_gemm: `b` must have n a multiple of 8"),
         ("grouped_gemm", GEMM | {"k": 12}, "grouped_gemm: `a` must have a contiguous last"),
         ("grouped_gemm", GEMM | {"num_groups": 5000}, "grouped_gemm: `b` must have 1 to 4096"),

@@ -92,7 +92,11 @@ class Explanation:
                 f"{self.padded_rows} rows of padding",
             ),
             ("weights", f"{self.weight_bytes / 2**20:.1f} MiB"),
-            ("time", said_times(self.floor_us, self.predicted_us, self.measured_us)),
+            (
+                "time",
+                said_times(self.floor_us, self.predicted_us, self.measured_us)
+                + of_rows(self.active_groups, self.num_groups, "groups"),
+            ),
         )
         return aligned(lines)
 
@@ -101,6 +105,11 @@ def said_times(floor: float, predicted: float, measured: float | None) -> str:
     """Say the times of a problem."""
     said = f"floor {floor:.1f} us, predicted {predicted:.1f} us"
     return said if measured is None else f"{said}, measured {measured:.1f} us"
+
+
+def of_rows(active: int, count: int, groups: str) -> str:
+    """Say the rows that times are for: the estimate of `why` is the choice's, without offsets."""
+    return f', for rows in {active} of {count} {groups} ("why" is for likely routings)'
 
 
 def aligned(lines: Iterable[tuple[str, str]]) -> str:

@@ -17,7 +17,7 @@ from moe_ext._dispatch import (
     Problem,
     predict_us,
 )
-from moe_ext._explain import aligned, ends_of, gpu_of, lines_of, said_times
+from moe_ext._explain import aligned, ends_of, gpu_of, lines_of, of_rows, said_times
 from moe_ext._fused_moe_kernels import decide_kernels
 from moe_ext._measure import layer_call, median_us, num_copies
 from moe_ext._problems import AskedLayer, asked_fused_moe, layer_scales
@@ -124,7 +124,11 @@ class LayerExplanation:
                     f"{self.active_experts} experts with rows, the largest {self.largest_expert}; "
                     f"{self.sm_count} SMs",
                 ),
-                ("time", said_times(self.floor_us, self.predicted_us, self.measured_us)),
+                (
+                    "time",
+                    said_times(self.floor_us, self.predicted_us, self.measured_us)
+                    + of_rows(self.active_experts, self.num_experts, "experts"),
+                ),
             ]
         )
 

@@ -40,6 +40,8 @@ _DTYPES = {
     "fp16": torch.float16,
     "fp32": torch.float32,
 }
+_OPERANDS = ("bf16", "fp8")  # what GEMMs and layers take
+_FLOATING = ("bf16", "fp16", "fp32")  # what is quantised or routed by
 _ANY_SM_COUNT = 132  # which kernel there is depends on it, whether there is one does not
 
 Dtype = torch.dtype | str
@@ -47,12 +49,13 @@ Shape = tuple[int, ...]
 ScaleForm = str | Shape | None
 
 
-def _torch_dtype(dtype: Dtype) -> torch.dtype:
+def _torch_dtype(dtype: Dtype, taken: Sequence[str] = tuple(_DTYPES)) -> torch.dtype:
+    """Return torch's; `taken` is what the message lists. Others that are known the op refuses."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype in _DTYPES:
         return _DTYPES[dtype]
-    message = f"supports: `dtype` must be torch's or one of {', '.join(_DTYPES)}, got {dtype!r}"
+    message = f"supports: `dtype` must be torch's or one of {', '.join(taken)}, got {dtype!r}"
     raise (ValueError if isinstance(dtype, str) else TypeError)(message)
 
 
@@ -135,6 +138,7 @@ def _gemm(
     out_dtype: Dtype | None = None,
     **options: Any,
 ) -> None:
+    dtype = _torch_dtype(dtype, _OPERANDS)
     by_row = {"tensor": (), "channel": rows, "block": (*rows, ceil_div(k, SCALE_BLOCK))}
     operands = (
         _tensor((*rows, k), dtype),
@@ -206,6 +210,7 @@ def _layer(
     batch_invariant: bool = False,
     **options: Any,
 ) -> AskedLayer:
+    dtype = _torch_dtype(dtype, _OPERANDS)
     form = ACTIVATIONS.get(activation)
     n = intermediate_size * (2 if form is None or form.gated else 1)
     operands = (
@@ -250,7 +255,7 @@ def _fused_moe_masked(*, num_experts: int, max_rows: int, **problem: Any) -> Non
 
 
 def _quantize_fp8(*, dtype: Dtype, shape: Shape, granularity: str, **options: Any) -> None:
-    x = _tensor(shape, dtype)
+    x = _tensor(shape, _torch_dtype(dtype, _FLOATING))
     check_quantize_fp8("quantize_fp8", None, x, granularity, **options)
     _call(quantize_fp8, x, granularity=granularity, **options)
 
@@ -264,7 +269,7 @@ def _topk_routing(
     correction_bias: bool | None = False,
     **options: Any,
 ) -> None:
-    logits = _tensor((num_tokens, num_experts), dtype)
+    logits = _tensor((num_tokens, num_experts), _torch_dtype(dtype, _FLOATING))
     options["correction_bias"] = _optional(correction_bias, (num_experts,))
     check_topk_routing("topk_routing", None, logits, top_k, **options)
     _call(topk_routing, logits, top_k=top_k, **options)

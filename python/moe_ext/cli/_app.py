@@ -78,7 +78,7 @@ def _message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     text = str(getattr(error, "format_message", error.__str__)())
-    return " ".join(text.split()) or type(error).__name__
+    return " ".join(text.split()).removeprefix("moe_ext: ") or type(error).__name__
 
 
 def _say(text: str, code: int, name: str = NAME) -> int:

@@ -13,6 +13,7 @@ import typer
 from moe_ext._explain import Explanation
 from moe_ext._explain_layer import LayerExplanation
 from moe_ext._library import cuda_device
+from moe_ext.cli._arguments import check_picture
 from moe_ext.cli._console import check_writable, console, progress, table
 
 Told = Explanation | LayerExplanation
@@ -77,6 +78,7 @@ def run(sweep: Sweep, device: str, as_json: bool, plot: Path | None) -> None:
     """Measure, and show or write what came of it."""
     if plot is not None:
         check_writable(plot)
+        check_picture("--plot", plot)
     name = _device_name(device)
     found = []
     with progress("timing", of_bytes=False) as advance:
@@ -101,9 +103,9 @@ def _device_name(device: str) -> str:
     try:
         index, _ = cuda_device("bench", device)
     except (RuntimeError, ValueError) as error:
-        reason = str(error).removeprefix("moe_ext: ")
+        reason = str(error).removeprefix("moe_ext: ").removeprefix("bench: ")
         raise typer.BadParameter(
-            f"bench: `--device` must name a GPU that runs the kernels, got {device}: {reason}"
+            f"--device must name a GPU that runs the kernels, got {device}: {reason}"
         ) from None
     return torch.cuda.get_device_name(index)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+
+import typer
 
 _UNITS = {
     "B": 1,
@@ -16,26 +19,26 @@ _UNITS = {
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z%]+)\s*")
 
 
-def byte_share(text: str, fp8_bytes: int) -> float:
-    """Return a budget of bytes as a share of those that uniform FP8 takes.
+def byte_budget(text: str) -> Callable[[int], float]:
+    """Return what makes of uniform FP8's bytes the share of them that a budget is.
 
     Args:
         text: "2%" of these, or bytes: "512MiB".
-        fp8_bytes: what uniform FP8 takes.
 
     Raises:
-        ValueError: the text is neither.
+        typer.BadParameter: the text is neither.
     """
     number, unit = _parts(text)
     if unit == "%":
-        return number / 100
+        return lambda _: number / 100
     if unit not in _UNITS:
-        raise ValueError(
-            f"plan: `--budget` must be a share of FP8's bytes, as 2%, or bytes in "
+        raise typer.BadParameter(
+            f"--budget must be a share of FP8's bytes, as 2%, or bytes in "
             f"{', '.join(_UNITS)}, as 512MiB, got {text!r}"
         )
     # Stages are whole bytes: half a byte more is none, and makes up for the rounding of a share.
-    return (int(number * _UNITS[unit]) + 0.5) / fp8_bytes
+    count = int(number * _UNITS[unit]) + 0.5
+    return lambda fp8_bytes: count / fp8_bytes
 
 
 def relative_error(text: str) -> float:
@@ -45,15 +48,15 @@ def relative_error(text: str) -> float:
         text: "30dB" of signal over noise in energy, or "3%" of noise over signal in amplitude.
 
     Raises:
-        ValueError: the text is neither.
+        typer.BadParameter: the text is neither.
     """
     number, unit = _parts(text)
     if unit.lower() == "db":
         return float(10 ** (-number / 20))
     if unit == "%":
         return number / 100
-    raise ValueError(
-        f"plan: `--error-budget` must be signal over noise, as 30dB, or noise over signal, as 3%, "
+    raise typer.BadParameter(
+        f"--error-budget must be signal over noise, as 30dB, or noise over signal, as 3%, "
         f"got {text!r}"
     )
 

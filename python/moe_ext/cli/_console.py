@@ -99,6 +99,12 @@ def mib(count: float) -> str:
     return f"{count / 2**20:,.1f}"
 
 
+def size(count: float) -> str:
+    """Return bytes in the largest unit that they fill, with four digits."""
+    power = next((power for power in (4, 3, 2, 1) if count >= 2 ** (10 * power)), 0)
+    return f"{count / 2 ** (10 * power):.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
 def decibels(ratio: float) -> str:
     """Return an energy over another in dB."""
     return f"{10 * math.log10(ratio):.1f}" if 0 < ratio < math.inf else "-"

@@ -39,14 +39,13 @@ def layer(
     plot: _Plot = None,
 ) -> None:
     """Time whole layers, from hidden states and routing to the output."""
-    problem: dict[str, Any] = layer_options(dtype, scales)
+    problem: dict[str, Any] = layer_options(dtype, scales, activation)
     measure = partial(
         explain_fused_moe,
         top_k=top_k,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_experts=experts,
-        activation=activation,
         measure_on=device,
         **problem,
     )

@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
+from moe_ext._activations import ACTIVATIONS
+from moe_ext.cli._arguments import check_device, check_one_of
 from moe_ext.cli._console import check_output, console, progress
+from moe_ext.nn._pieces import LAYOUTS
 from moe_ext.precision import calibrate_checkpoint
 
 
@@ -25,7 +28,8 @@ def calibrate(
         str, typer.Option(help="Layout of FP8 scales to judge: block, channel or tensor.")
     ] = "block",
     min_rows: Annotated[
-        int, typer.Option(help="Experts with fewer rows are judged from their weights alone.")
+        int,
+        typer.Option(min=1, help="Experts with fewer rows are judged from weights alone."),
     ] = 32,
     activation: Annotated[
         str | None, typer.Option(help="Of the experts, if not what config.json says.")
@@ -33,6 +37,10 @@ def calibrate(
     device: Annotated[str, typer.Option(help="To measure on.")] = "cpu",
 ) -> None:
     """Measure what FP8 does to every expert and stage of a checkpoint."""
+    check_one_of("--scales", scales, LAYOUTS)
+    if activation is not None:
+        check_one_of("--activation", activation, ACTIVATIONS)
+    check_device("--device", device)
     check_output(out, model_dir, data)
     with progress("calibrating", of_bytes=False) as advance, warnings.catch_warnings():
         # What the warning is about, the CPU, is what was asked for.

@@ -8,6 +8,7 @@ import typer
 
 from moe_ext._explain import explain as explain_gemm
 from moe_ext._explain_layer import explain_fused_moe
+from moe_ext.cli._arguments import check_device
 from moe_ext.cli._console import console
 from moe_ext.cli._problem import Accumulate, Dtype, Scales, gemm_options, layer_options
 
@@ -37,6 +38,8 @@ def gemm(
 ) -> None:
     """Explain one grouped GEMM."""
     problem: dict[str, Any] = gemm_options(dtype, scales, accumulate)
+    if measure_on is not None:
+        check_device("--measure-on", measure_on, "cuda")
     told = explain_gemm(
         num_rows=rows,
         num_groups=groups,
@@ -63,14 +66,15 @@ def layer(
     measure_on: _MeasureOn = None,
 ) -> None:
     """Explain the two GEMMs of a layer."""
-    problem: dict[str, Any] = layer_options(dtype, scales)
+    problem: dict[str, Any] = layer_options(dtype, scales, activation)
+    if measure_on is not None:
+        check_device("--measure-on", measure_on, "cuda")
     told = explain_fused_moe(
         num_tokens=tokens,
         top_k=top_k,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_experts=experts,
-        activation=activation,
         sm_count=sm_count,
         measure_on=measure_on,
         **problem,

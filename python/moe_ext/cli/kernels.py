@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from moe_ext._configs import GroupedGemmConfig, all_configs
+from moe_ext.cli._arguments import check_one_of
 from moe_ext.cli._console import console, table
 
 _LEFT = frozenset(("id", "order", "dtype", "accumulate", "output"))
@@ -21,8 +22,8 @@ def kernels(
     """List the compiled kernels, by the ids that `config` takes."""
     configs = all_configs()
     dtypes = sorted({config.dtype for config in configs})
-    if dtype is not None and dtype not in dtypes:
-        raise typer.BadParameter(f"--dtype must be one of {', '.join(dtypes)}, got {dtype}")
+    if dtype is not None:
+        check_one_of("--dtype", dtype, dtypes)
     chosen = [config for config in configs if dtype in (None, config.dtype)]
     if as_json:
         print(json.dumps([dataclasses.asdict(config) for config in chosen], indent=2))

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from moe_ext.cli._budget import byte_share, relative_error
-from moe_ext.cli._console import check_output, console, decibels, mib
+from moe_ext.cli._budget import byte_budget, relative_error
+from moe_ext.cli._console import check_output, console, decibels, size
 from moe_ext.precision import PrecisionStats, plan_precision
 from moe_ext.precision.planning import PlannedPrecision, fp8_bytes_of
 
@@ -28,14 +28,12 @@ def plan(
     if (budget is None) == (error_budget is None):
         got = "neither" if budget is None else "both"
         raise typer.BadParameter(f"one of --budget and --error-budget must be given, got {got}")
+    share_of = None if budget is None else byte_budget(budget)
+    error = None if error_budget is None else relative_error(error_budget)
     check_output(out, stats)
     loaded = PrecisionStats.load(stats)
-    if budget is not None:
-        share = byte_share(budget, fp8_bytes_of(loaded))
-        planned = plan_precision(loaded, byte_budget=share)
-    else:
-        assert error_budget is not None
-        planned = plan_precision(loaded, error_budget=relative_error(error_budget))
+    share = None if share_of is None else share_of(fp8_bytes_of(loaded))
+    planned = plan_precision(loaded, byte_budget=share, error_budget=error)
     planned.plan.save(out)
     console().print(*_lines(planned, loaded, budget is not None), sep="\n")
 
@@ -47,8 +45,7 @@ def _lines(planned: PlannedPrecision, stats: PrecisionStats, by_bytes: bool) -> 
     lines = [
         f"{len(planned.choices)} of {total} stages of experts in BF16, {guessed} of them judged "
         "from weights alone",
-        f"bytes: {mib(planned.fp8_bytes)} MiB in FP8, {mib(planned.extra_bytes)} MiB more "
-        f"({share:.2%})",
+        f"bytes: {size(planned.fp8_bytes)} in FP8, {size(planned.extra_bytes)} more ({share:.2%})",
         f"predicted error: {planned.fp8_error:.3%} in FP8 ({_db(planned.fp8_error)} dB), "
         f"{planned.error:.3%} planned ({_db(planned.error)} dB)",
     ]
@@ -59,7 +56,7 @@ def _lines(planned: PlannedPrecision, stats: PrecisionStats, by_bytes: bool) -> 
         )
     else:
         lines.append(
-            f"no choice within the error takes less than {mib(math.ceil(planned.bound))} MiB more: "
+            f"no choice within the error takes less than {size(math.ceil(planned.bound))} more: "
             f"the plan is at most {planned.gap:.2%} of FP8's bytes above the best one"
         )
     return lines

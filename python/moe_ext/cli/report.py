@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from moe_ext._dispatch import LAUNCH_US, READ_BYTES_PER_US
+from moe_ext.cli._arguments import check_picture
 from moe_ext.cli._console import check_output, console, decibels, mib, table
 from moe_ext.cli._report_data import LayerReport, layer_reports
 from moe_ext.precision import PrecisionPlan, PrecisionStats
@@ -20,13 +21,14 @@ from moe_ext.precision.layer_plan import STAGES
 def report(
     stats: Annotated[Path, typer.Argument(help="File of statistics that calibrate wrote.")],
     plan: Annotated[Path | None, typer.Option(help="Plan, JSON; uniform FP8 by default.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Picture to write.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Picture to write, *.png.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Of a call, for times.")] = 16,
     top: Annotated[int, typer.Option(min=0, help="How many stages of experts to list.")] = 20,
 ) -> None:
     """Show errors by layer, expert and stage, bytes, and times, before and after a plan."""
     if png is not None:
         check_output(png, stats, *([] if plan is None else [plan]))
+        check_picture("--png", png)
     loaded = PrecisionStats.load(stats)
     own = None if plan is None else PrecisionPlan.load(plan)
     layers = layer_reports(loaded, own, tokens)

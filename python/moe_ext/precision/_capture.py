@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,35 @@ def routed(experts: Experts, *args: Any, **options: Any) -> Routed:
     tensors = (bound["hidden_states"], bound["topk_weights"], ids)
     flat = (tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors)
     return Routed(*(tensor.detach().clone() for tensor in flat))
+
+
+class NotFinite(NamedTuple):
+    """A value among the inputs of a call of experts."""
+
+    part: str  # "hidden_states" or "topk_weights"
+    row: int  # of the flat tensor
+    value: float
+
+    def describe(self, inputs: str, row_of: str = "") -> str:
+        """Say what must be otherwise."""
+        return f"{inputs} must be finite, got {self.value} in row {self.row}{row_of}"
+
+
+def first_not_finite(call: Routed, num_experts: int) -> NotFinite | None:
+    """Return the first value that is not finite and reaches an expert."""
+    for part, tensor in (
+        ("hidden_states", call.hidden_states),
+        ("topk_weights", call.topk_weights),
+    ):
+        finite = tensor.isfinite()
+        if bool(finite.all()):
+            continue
+        reaches = call.experts < num_experts
+        if part == "hidden_states":  # of a row that one expert at least takes
+            reaches = reaches.any(1, keepdim=True)
+        for row, column in (~finite & reaches).nonzero()[:1].tolist():
+            return NotFinite(part, row, float(tensor[row, column]))
+    return None
 
 
 def run(module: nn.Module, batch: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from moe_ext.nn._arguments import is_int, shown
 from moe_ext.nn._pieces import quoted
 from moe_ext.nn.experts import Experts
-from moe_ext.precision._capture import routed
+from moe_ext.precision._capture import first_not_finite, routed
 from moe_ext.precision._checkpoint import Checkpoint, ExpertLayer
 from moe_ext.precision._measure import Measurement
 from moe_ext.precision._model_states import hidden_states_of
@@ -75,8 +75,8 @@ def calibrate_checkpoint(
         The statistics by the prefixes of experts, as plans name layers.
 
     Raises:
-        ValueError: an argument differs from the above, checkpoint and data do not fit, or the data
-            has no token for any layer.
+        ValueError: an argument differs from the above, checkpoint and data do not fit, the data has
+            no token for any layer, or inputs or outputs of a layer are not finite.
         OSError: a file cannot be read.
 
     Notes:
@@ -104,7 +104,11 @@ def calibrate_checkpoint(
         own = Measurement(experts, layouts)
         if name in parts:
             tokens = _tokens_of(checkpoint, config, name, experts, parts[name])
-            own.add([routed(experts, *(tensor.to(experts.w2.device) for tensor in tokens))])
+            call = routed(experts, *(tensor.to(experts.w2.device) for tensor in tokens))
+            if wrong := first_not_finite(call, experts.num_experts):
+                inputs = _said_of(wrong.part, name, path, parts[name], entries)
+                raise ValueError(f"{_OP}: {wrong.describe(inputs)}, counted from 0")
+            own.add([call])
         found[name] = stats_of(name, own, min_rows)
         if progress is not None:
             progress(done + 1, len(layers))
@@ -115,6 +119,16 @@ def calibrate_checkpoint(
         )
     without = tuple(name for name, stats in found.items() if not bool(stats.rows.any()))
     return CalibratedCheckpoint(PrecisionStats(found), without)
+
+
+def _said_of(part: str, name: str, path: Path, own: Parts, entries: Mapping[str, Entry]) -> str:
+    """Say where inputs of a layer are from: a tensor of the data, or what was made of it."""
+    given = own.get(part)
+    for key, entry in entries.items():
+        if entry is given:
+            return f"{quoted(key)} of {path}"
+    by = "the checkpoint's router" if given is None else "the model"
+    return f"the {part} of {quoted(name)}, by {by},"
 
 
 def _by_number(layers: Mapping[str, ExpertLayer]) -> dict[str, list[str]]:

@@ -12,7 +12,14 @@ from moe_ext.nn._arguments import check_tensor, is_int, shown
 from moe_ext.nn._pieces import LAYOUTS, quoted
 from moe_ext.nn.experts import Experts
 from moe_ext.nn.moe_layer import MoELayer
-from moe_ext.precision._capture import capture, layers_of, output_of, replaced, run
+from moe_ext.precision._capture import (
+    capture,
+    first_not_finite,
+    layers_of,
+    output_of,
+    replaced,
+    run,
+)
 from moe_ext.precision._judge import judge, promised_signal
 from moe_ext.precision._measure import Measurement, Routed, energy
 from moe_ext.precision.bank import ExpertBank
@@ -56,8 +63,8 @@ def calibrate(
         layer that no token reached is judged from its weights alone, all experts of it.
 
     Raises:
-        ValueError: an argument differs from the above, no token reached any layer, or an output is
-            not finite.
+        ValueError: an argument differs from the above, no token reached any layer, or an input or
+            output of a layer is not finite.
 
     Notes:
         A stage's error is that of its FP8 weights and activations, the other stage being BF16; its
@@ -88,12 +95,17 @@ def calibrate(
         of_model = not isinstance(model_or_layer, (Experts, MoELayer))
     kept: list[Any] = []
     waiting: dict[str, list[Routed]] = {name: [] for name in layers}
+    wrong: dict[str, str] = {}
     held = 0
-    for batch in batches:
+    for number, batch in enumerate(batches):
         if of_model:
             kept.append(batch)
         for name, calls in capture(model_or_layer, layers, batch).items():
             waiting[name] += calls
+            for call in calls if name not in wrong else ():
+                if found := first_not_finite(call, layers[name].num_experts):
+                    inputs = f"the {found.part} of {quoted(name)}"
+                    wrong[name] = found.describe(inputs, f" of batch {number}, counted from 0")
             held += sum(call.hidden_states.nbytes for call in calls)
         if held > _HELD_BYTES:
             _flush(measured, waiting)
@@ -104,6 +116,10 @@ def calibrate(
             f"{_OP}: `batches` must hold tokens that reach {', '.join(map(quoted, layers))}, got "
             "none"
         )
+    for name, own in measured.items() if wrong else ():
+        if name in wrong:
+            raise ValueError(f"{_OP}: {wrong[name]}")
+        stats_of(name, own, min_rows)  # raises where inputs behind are so by this layer's output
     signal, noises = None, dict[str, float | None].fromkeys(layers)
     if of_model:
         output = output_of if model_output is None else model_output

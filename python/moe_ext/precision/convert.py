@@ -64,11 +64,12 @@ def convert_checkpoint(
 
     Args:
         source: a folder with a safetensors checkpoint: `model.safetensors.index.json` and its
-            files, or files without an index. Experts by name or packed, in bfloat16, float16 or
-            float32, as `Experts.from_state_dict` takes them.
+            files, or files without an index, and `config.json`. Experts by name or packed, in
+            bfloat16, float16 or float32, as `Experts.from_state_dict` takes them.
         plan: its layers' names are the prefixes of experts, "model.layers.3.mlp.experts". Layers
             that it does not name are copied.
-        out: the folder to make; its parent must be there. May be there if it is empty.
+        out: the folder to make, outside of the source; its parent must be there. May be there if
+            it is empty.
         gate_up_layout: of packed gate and up, "concatenated" or "interleaved"; None is what models
             of config.json's `model_type` have (gpt-oss the second).
         workers: threads; None is the CPUs that this process may use, 4 at most.
@@ -108,6 +109,12 @@ def convert_checkpoint(
     target = Path(os.path.abspath(out))
     _check_target(target)
     checkpoint = Checkpoint(_OP, source)
+    _check_apart(checkpoint.directory, target)
+    if not (checkpoint.directory / CONFIG).is_file():
+        raise ValueError(
+            f"{_OP}: {checkpoint.directory} must hold {CONFIG}, which is to say that experts are "
+            "in FP8, got none"
+        )
     config = checkpoint.config(_OP)
     if "quantization_config" in config:
         raise ValueError(
@@ -155,6 +162,12 @@ def _check_target(target: Path) -> None:
         raise ValueError(f"{_OP}: `out` must be in a folder that is there, got {target}")
 
 
+def _check_apart(source: Path, target: Path) -> None:
+    folder, own = source.resolve(), target.resolve()
+    if own == folder or folder in own.parents:
+        raise ValueError(f"{_OP}: `out` must be outside of {source}, got {target}")
+
+
 def _begin(target: Path) -> Path:
     temporary = target.with_name(f"{target.name}.incomplete")
     try:
@@ -173,10 +186,9 @@ def _copy_others(checkpoint: Checkpoint, config: dict[str, Any], directory: Path
         is_weights = path.suffix in _WEIGHTS or path.name.endswith(".index.json")
         if path.is_file() and not is_weights and not path.name.startswith("."):
             shutil.copyfile(path, directory / path.name)
-    if config:
-        method = {"quant_method": _METHOD, "plan": PLAN_FILE}
-        text = json.dumps({**config, "quantization_config": method}, indent=2, ensure_ascii=False)
-        (directory / CONFIG).write_text(text + "\n")
+    method = {"quant_method": _METHOD, "plan": PLAN_FILE}
+    text = json.dumps({**config, "quantization_config": method}, indent=2, ensure_ascii=False)
+    (directory / CONFIG).write_text(text + "\n")
 
 
 def _write_index(layout: Layout, path: Path) -> None:
