@@ -50,7 +50,7 @@ def experts_forward(
         hidden_states.to(torch.bfloat16),
         w13,
         w2,
-        _weights_of(top_k_index, top_k_weights),
+        weights_of(top_k_index, top_k_weights),
         top_k_index,
         w13_scale=weight_scale(self, up_name, w13),
         w2_scale=weight_scale(self, down_name, w2),
@@ -64,7 +64,7 @@ def experts_forward(
     return out.to(hidden_states.dtype)
 
 
-def _weights_of(ids: Tensor, weights: Tensor) -> Tensor:
+def weights_of(ids: Tensor, weights: Tensor) -> Tensor:
     """Return (num_tokens, top_k) weights, bfloat16 or float32."""
     if weights.shape[-1] != ids.shape[-1]:
         # Sentinels have no column; what is gathered for them is dropped with them.

@@ -7,7 +7,7 @@ from typing import Any
 from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from moe_ext.integrations.transformers._converted import refuse_converted
+from moe_ext.integrations.transformers._converted import register_converted
 from moe_ext.integrations.transformers._forward import experts_forward
 from moe_ext.integrations.transformers._gates import checked_gate
 from moe_ext.integrations.transformers._pack import check_format, is_experts, pack
@@ -43,7 +43,7 @@ def register(model: Any | None = None) -> None:
     """
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
     ALL_FP8_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
-    refuse_converted()
+    register_converted()
     if model is None:
         return
     if not hasattr(model, "set_experts_implementation"):
