@@ -15,6 +15,9 @@ enum class GatherFormat : std::int64_t {
   RowBlocks = 3,    // FP8, a scale for each 128 values of a row
 };
 
+/// Of rows whose FP8 values take the place of what they are made from.
+inline constexpr int kMostColumnsInPlace = 32768;
+
 enum class GatherWeights { None, BF16, FP32 };
 
 /// Strides are in elements. Rows of x and out begin at multiples of 16 bytes, and hidden_size is a multiple of 8. Rows

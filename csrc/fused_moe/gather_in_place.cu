@@ -72,13 +72,13 @@ void launch(GatherParams const& params, cudaStream_t stream) {
 }  // namespace
 
 void in_place(GatherParams const& params, cudaStream_t stream) {
-  constexpr int kMost = RowVector::kElems * kRowVectors * kMaxRowThreads;
+  static_assert(kMostColumnsInPlace == RowVector::kElems * kRowVectors * kMaxRowThreads);
   check_value(params.format != GatherFormat::BF16,
               "gather_quantize: a copy must not have the place of its source, got one address");
-  check_value(params.hidden_size <= kMost && params.row_slot == nullptr && params.slot_row == nullptr &&
-                  params.out_row_stride == 2 * params.x_row_stride,
+  check_value(params.hidden_size <= kMostColumnsInPlace && params.row_slot == nullptr &&
+                  params.slot_row == nullptr && params.out_row_stride == 2 * params.x_row_stride,
               "gather_quantize: rows in the place of others must be where those are, at most ",
-              kMost,
+              kMostColumnsInPlace,
               " columns and without a map of slots, got ",
               params.hidden_size,
               " columns and strides of ",

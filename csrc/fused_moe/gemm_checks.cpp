@@ -90,16 +90,19 @@ gemm::RegisteredKernel const& kernel_for(
   return kernel;
 }
 
+bool can_quantise(gemm::Config const& config, Form const& form, bool one_scale) {
+  bool const in_blocks = gemm::quantises_features(config) &&
+                         form.w2_scale.granularity == Granularity::RowBlocks &&
+                         form.intermediate >= gemm::kScaleBlock;
+  return in_blocks || (one_scale && gemm::quantises_by_one_scale(config));
+}
+
 bool leaves_fp8(Form const& form, std::int64_t w13_config, bool one_scale) {
   auto const& kernels = gemm::registered_kernels();
   if (w13_config < 0 || w13_config >= static_cast<std::int64_t>(kernels.size())) {
     return false;
   }
-  gemm::Config const& config = kernels[static_cast<std::size_t>(w13_config)].config;
-  bool const in_blocks = gemm::quantises_features(config) &&
-                         form.w2_scale.granularity == Granularity::RowBlocks &&
-                         form.intermediate >= gemm::kScaleBlock;
-  if (!in_blocks && !(one_scale && gemm::quantises_by_one_scale(config))) {
+  if (!can_quantise(kernels[static_cast<std::size_t>(w13_config)].config, form, one_scale)) {
     return false;
   }
   std::int64_t const sizes[] = {form.slots(), form.hidden, form.intermediate, form.num_experts};

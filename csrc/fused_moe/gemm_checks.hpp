@@ -26,9 +26,12 @@ struct Weights {
 gemm::RegisteredKernel const& kernel_for(
     char const* argument, std::int64_t index, gemm::Output output, WeightScale scale, std::int64_t flags);
 
-/// Whether the first GEMM, by kernel `w13_config`, quantises what it makes: it can, the second asks for a scale for
-/// each 128 values or has `one_scale`, given, and a caller's workspace has room for these values apart from those that
-/// it reads.
+/// Whether the first GEMM's kernel can quantise what it makes, which the second takes by a scale for each 128 values or
+/// by `one_scale`, given.
+bool can_quantise(gemm::Config const& config, Form const& form, bool one_scale);
+
+/// Whether the first GEMM, by kernel `w13_config`, quantises what it makes: it can, and a caller's workspace has room
+/// for these values apart from those that it reads.
 bool leaves_fp8(Form const& form, std::int64_t w13_config, bool one_scale);
 
 /// Whether a kernel that can read rows where their tokens are should, in place of one before it that puts them in

@@ -68,18 +68,6 @@ void* check_scratch(
   return data;
 }
 
-int const* check_counts(Tensor const& counts, Form const& form) {
-  check_on_device(kOp, "counts", counts, form.device, "hidden_states");
-  check_dtype(kOp, "counts", counts, ScalarType::Int);
-  check_rank(kOp, "counts", counts, 1);
-  check_size(kOp, "counts", 0, counts.size(0), form.num_experts);
-  check_value(form.num_experts == 1 || counts.stride(0) == 1,
-              kOp,
-              ": `counts` must be contiguous, got stride ",
-              counts.stride(0));
-  return static_cast<int const*>(counts.const_data_ptr());
-}
-
 void check_out(Tensor const& out, Tensor const& x, int device) {
   check_on_device(kOp, "out", out, device, "hidden_states");
   check_dtype(kOp, "out", out, ScalarType::BFloat16);
@@ -212,7 +200,7 @@ MaskedLayer check_masked_layer(MaskedCall const& call, Form const& form, Choice 
               ": `w2_config` must be a kernel of rows for a hidden size that is no multiple of 16, got ",
               down.config.id);
 
-  gemm::GroupRows const groups{.offs = check_counts(call.counts, form),
+  gemm::GroupRows const groups{.offs = check_expert_ints(kOp, "counts", call.counts, form),
                                .num_groups = static_cast<int>(form.num_experts),
                                .num_rows = static_cast<int>(form.num_tokens),
                                .max_rows = static_cast<int>(x.size(1))};

@@ -19,22 +19,6 @@ namespace moe_ext::fused_moe {
 namespace {
 
 constexpr char const* kOp = "fused_moe_mixed";
-/// Columns of rows that become FP8 in their own place (gather_in_place.cu).
-constexpr std::int64_t kMostInPlace = 32768;
-
-int const* check_places(MixedCall const& call, Form const& form) {
-  Tensor const& places = call.places;
-  check_on_device(kOp, "places", places, form.device, "hidden_states");
-  check_dtype(kOp, "places", places, ScalarType::Int);
-  check_rank(kOp, "places", places, 1);
-  check_size(kOp, "places", 0, places.size(0), form.num_experts);
-  check_value(form.num_experts == 1 || places.stride(0) == 1,
-              kOp,
-              ": `places` must be contiguous, got stride ",
-              places.stride(0));
-  return static_cast<int const*>(places.const_data_ptr());
-}
-
 /// Makes the stages, one after the other.
 class Stages {
  public:
@@ -248,15 +232,16 @@ class Stages {
   /// What turns the intermediate of experts with down in FP8 into that; gate_up itself where it can and none of its
   /// rows are to stay as they are.
   void add_quantisation(MixedLayer& layer, GatherParams const& all) {
-    check_value(form_.intermediate <= kMostInPlace,
+    check_value(form_.intermediate <= kMostColumnsInPlace,
                 kOp,
                 ": the intermediate size must be at most ",
-                kMostInPlace,
+                kMostColumnsInPlace,
                 " where `w2_fp8` is given, got ",
                 form_.intermediate);
     bool const alone = bf16_down(parts_).count == 0;
     bool const leaves =
-        parts_.both_fp8 > 0 && parts_.gate_up_fp8 == 0 && can_quantise(*layer.fp8_gate_up, all);
+        parts_.both_fp8 > 0 && parts_.gate_up_fp8 == 0 &&
+        can_quantise(layer.fp8_gate_up->kernel->config, form_, all.format == GatherFormat::StaticScale);
     if (leaves) {
       layer.fp8_gate_up->params.quantised = {.values = static_cast<unsigned char*>(all.out),
                                              .row_stride = all.out_row_stride,
@@ -277,13 +262,6 @@ class Stages {
         stage->beside_previous = layer.bf16_down.has_value();
       }
     }
-  }
-
-  bool can_quantise(LayerGemm const& gate_up, GatherParams const& stage) const {
-    gemm::Config const& config = gate_up.kernel->config;
-    bool const in_blocks = gemm::quantises_features(config) && stage.format == GatherFormat::RowBlocks &&
-                           form_.intermediate >= gemm::kScaleBlock;
-    return in_blocks || (gemm::quantises_by_one_scale(config) && stage.format == GatherFormat::StaticScale);
   }
 
   /// Of a GEMM of all experts with a stage in one precision, those of a range.
@@ -354,7 +332,7 @@ MixedLayer check_mixed_layer(MixedCall const& call,
                                on_input ? std::nullopt : std::optional(call.topk_weights),
                                call.addend,
                                call.routed_scale)};
-  layer.sort.places = check_places(call, layer_form);
+  layer.sort.places = check_expert_ints(kOp, "places", call.places, layer_form);
   layer.sort.offs = memory.offs;
   layer.sort.row_slot = memory.row_slot;
   layer.sort.slot_row = memory.slot_row;

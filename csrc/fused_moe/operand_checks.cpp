@@ -65,6 +65,20 @@ void check_slots(Form const& form) {
               ")");
 }
 
+int const* check_expert_ints(char const* op, char const* argument, Tensor const& tensor, Form const& form) {
+  check_on_device(op, argument, tensor, form.device, "hidden_states");
+  check_dtype(op, argument, tensor, ScalarType::Int);
+  check_rank(op, argument, tensor, 1);
+  check_size(op, argument, 0, tensor.size(0), form.num_experts);
+  check_value(form.num_experts == 1 || tensor.stride(0) == 1,
+              op,
+              ": `",
+              argument,
+              "` must be contiguous, got stride ",
+              tensor.stride(0));
+  return static_cast<int const*>(tensor.const_data_ptr());
+}
+
 void check_map(std::optional<Tensor> const& expert_map, std::int64_t first_expert) {
   check_value(!expert_map.has_value() || (first_expert == 0 && expert_map->numel() > 0),
               kOp,

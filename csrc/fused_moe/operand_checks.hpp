@@ -38,6 +38,12 @@ void check_layouts(Form const& form, std::int64_t flags);
 /// say.
 void check_weights(Form& form, Experts const& experts, std::int64_t flags);
 
+/// The data of an int32 for each expert.
+int const* check_expert_ints(char const* op,
+                             char const* argument,
+                             torch::stable::Tensor const& tensor,
+                             Form const& form);
+
 void check_map(std::optional<torch::stable::Tensor> const& expert_map, std::int64_t first_expert);
 void check_addend(std::optional<torch::stable::Tensor> const& addend);
 void check_out(torch::stable::Tensor const& out, Form const& form);
