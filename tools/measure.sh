@@ -4,7 +4,7 @@
 #     tools/measure.sh OUT [COMMIT]      from the root of a tree that holds python/moe_ext/moe_ext_cuda.so
 #
 # Leaves OUT/suite.log, host.log, demo.log, layers.jsonl and pairs.jsonl. With a second GPU layers are timed there while
-# the first runs the tests. About 5 minutes on one GPU, 4 on two. Needs no network.
+# the first runs the tests. Needs no network.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath "${1:?OUT must be a folder}")
