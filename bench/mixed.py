@@ -23,13 +23,14 @@ from bench.files import refused_in_a_line
 from bench.floors import LAUNCH_US, OPS_PER_US, READ_BYTES_PER_US
 from bench.layer import LayerProblem, make_layer, make_layer_scales
 from bench.measure import Environment, make_plans, make_pool, measure
-from bench.mixed_rows import FEW, HALF, OP, MixedRow, bars, load_mixed_rows, print_bars
+from bench.mixed_rows import FEW, HALF, OP, MixedRow, bars, load_mixed_rows
 from bench.ops import LAYER
 from bench.problem import Plan
 from bench.providers.base import Provider, Variant
 from bench.providers.moe_ext_layer import MoeExtLayer
 from bench.run import DRY_RUN_POLICY
 from bench.timing import Call, TimingPolicy
+from bench.verdicts import format_bar
 
 SCALE = "block128"
 TOKENS = {FEW: (1, 4, 16, 64, 128, 256, 8192), HALF: (16, 64, 128, 256)}
@@ -238,7 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.read is not None:
         with refused_in_a_line(parser):
-            return 0 if print_bars(load_mixed_rows(args.read)) else 1
+            verdicts = bars(load_mixed_rows(args.read))
+        print(*map(format_bar, verdicts), sep="\n")
+        return 0 if all(bar.passed for bar in verdicts) else 1
     with refused_in_a_line(parser):
         check_appendable(args.out)
     if not args.dry_run and not torch.cuda.is_available():
@@ -261,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows.append(row)
             with args.out.open("a") as file:
                 file.write(row.to_json() + "\n")
-            print_bars([row])
+            print(*map(format_bar, bars([row])), sep="\n")
     wrong = [row for row in rows if row.skipped_reason]
     for row in wrong:
         print(f"{row.mixture} T={row.num_tokens}: {row.skipped_reason}")

@@ -66,12 +66,3 @@ def bars(rows: Sequence[MixedRow]) -> list[Bar]:
             )
         found.append(Bar(name, cell, passed, numbers))
     return found
-
-
-def print_bars(rows: Sequence[MixedRow]) -> bool:
-    """Print a line for each bar; true where all pass."""
-    verdicts = bars(rows)
-    for bar in verdicts:
-        word = {True: "pass", False: "MISS", None: "none"}[bar.passed]
-        print(f"{word}  {bar.name:13} {bar.cell:20} {bar.numbers}")
-    return all(bar.passed for bar in verdicts)

@@ -97,16 +97,17 @@ def peer_bars(
 def format_bars(bars: Sequence[Bar], *, verbose: bool = True) -> str:
     """Return one line per bar cell, or only those that did not pass, and a count per bar."""
     width = max((len(bar.name) for bar in bars), default=0)
-    lines = [
-        f"{_verdict(bar):7} {bar.name:{width}} {bar.cell:34} {bar.numbers}"
-        for bar in bars
-        if verbose or bar.passed is not True
-    ]
+    lines = [format_bar(bar, width) for bar in bars if verbose or bar.passed is not True]
     for name in dict.fromkeys(bar.name for bar in bars):
         verdicts = [_verdict(bar) for bar in bars if bar.name == name]
         counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("pass", "MISS", "missing"))
         lines.append(f"{name}: {counts}")
     return "\n".join(lines)
+
+
+def format_bar(bar: Bar, width: int = 0) -> str:
+    """Return the line of one cell, its bar's name as wide as the widest beside it."""
+    return f"{_verdict(bar):7} {bar.name:{width}} {bar.cell:34} {bar.numbers}"
 
 
 def _verdict(bar: Bar) -> str:
