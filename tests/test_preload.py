@@ -12,7 +12,7 @@ import types
 import moe_ext
 import pytest
 import torch
-from moe_ext import _library
+from moe_ext import _library, _preload
 
 MAX_MILLISECONDS = 300
 MAX_BYTES = 64 * 2**20
@@ -29,13 +29,14 @@ for _ in range(2):
 def one_gpu(monkeypatch):
     """A GPU that is not there, with 512 MiB free, then 500."""
     free = iter([512 * 2**20, 500 * 2**20])
-    state = types.SimpleNamespace(capturing=False, loaded=[])
+    state = types.SimpleNamespace(capturing=False, loaded=[], ran=[])
 
     def load_all(index):
         state.loaded.append(index)
         return 170
 
     kernels = types.SimpleNamespace(preload_kernels=load_all)
+    monkeypatch.setattr(_preload, "run_miniatures", lambda device: state.ran.append(device))
     monkeypatch.setattr(_library, "load", lambda: None)
     monkeypatch.setattr(_library, "device_kernels", lambda index: kernels)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
@@ -51,6 +52,7 @@ def one_gpu(monkeypatch):
 def test_which_device(one_gpu, device, index):
     report = moe_ext.preload(device)
     assert one_gpu.loaded == [index]
+    assert one_gpu.ran == [torch.device("cuda", index)]
     assert (report.device, report.num_kernels) == (f"cuda:{index}", 170)
     assert report.device_bytes == 12 * 2**20
 
@@ -81,6 +83,17 @@ def test_what_is_no_device_is_refused(one_gpu, device):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         moe_ext.preload(device)
     assert not one_gpu.loaded
+
+
+def test_the_miniatures_are_layers_of_every_layout(monkeypatch):
+    outs = []
+
+    def run(*args, **scales):
+        outs.append(moe_ext.fused_moe(*args, **scales))
+
+    monkeypatch.setattr(_preload, "fused_moe", run)
+    _preload.run_miniatures(torch.device("cpu"))
+    assert [out.tolist() for out in outs] == [[[0.0] * 128]] * 4
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says so only where there is no GPU")

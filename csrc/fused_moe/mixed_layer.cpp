@@ -24,12 +24,17 @@ void run_mixed_layer(MixedLayer const& layer, cudaStream_t stream) {
   run(layer.copied_rows, stream);
   run(layer.bf16_gate_up_first ? layer.bf16_gate_up : layer.fp8_gate_up, stream);
   run(layer.bf16_gate_up_first ? layer.fp8_gate_up : layer.bf16_gate_up, stream);
-  run(layer.bf16_down, stream);
+  if (layer.bf16_down_first) {
+    run(layer.bf16_down, stream);
+  }
   for (std::optional<GatherParams> const& stage : layer.quantize) {
     run(stage, stream);
   }
   for (std::optional<LayerGemm> const& gemm : layer.fp8_down) {
     run(gemm, stream);
+  }
+  if (!layer.bf16_down_first) {
+    run(layer.bf16_down, stream);
   }
   combine(layer.combine, stream);
 }

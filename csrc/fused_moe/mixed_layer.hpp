@@ -20,10 +20,11 @@ struct MixedLayer {
   std::optional<LayerGemm> fp8_gate_up;
   std::optional<LayerGemm> bf16_gate_up;
   bool bf16_gate_up_first;
-  std::optional<LayerGemm> bf16_down;
   // The intermediate: of the first part, or of all rows where no down is in BF16; of the last part.
   std::array<std::optional<GatherParams>, 2> quantize;
   std::array<std::optional<LayerGemm>, 2> fp8_down;  // the same
+  std::optional<LayerGemm> bf16_down;
+  bool bf16_down_first;
   CombineParams combine;
 };
 
@@ -31,8 +32,7 @@ struct MixedLayer {
 ///  - of several GEMMs of a stage the first waits as a layer's does, and those behind it wait at their end alone
 ///    (Wait::AtEnd). What these read was final before the first one let them begin, which it did after its own wait,
 ///    and no two of them write a row that another reads;
-///  - down in BF16 comes before the intermediate of the other experts is quantised, which then runs beside it: what
-///    down in FP8 waits for has been at work meanwhile, and that GEMM is the last, which combine waits for.
+///  - where down in BF16 is the first, the intermediate of the other experts is quantised beside it.
 void run_mixed_layer(MixedLayer const& layer, cudaStream_t stream);
 
 }  // namespace moe_ext::fused_moe

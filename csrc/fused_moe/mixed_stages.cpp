@@ -49,10 +49,11 @@ class Stages {
     bool const sorted = layer.copied_rows.has_value() ||
                         (layer.quantised_rows.has_value() && !layer.quantised_rows->beside_previous);
     gemm::Wait const wait = sorted ? gemm::Wait::ForTokens : gemm::Wait::ForAll;
-    layer.bf16_gate_up_first = bf16_goes_first(fp8.count, bf16.count);
+    layer.bf16_gate_up_first = fp8.count > 0 && bf16.count > 0 && bf16_goes_first(bf16.count);
     if (layer.bf16_gate_up_first) {
       wait_in_turn({&layer.bf16_gate_up, &layer.fp8_gate_up}, wait);
     } else {
+      leave_room(layer.fp8_gate_up, layer.bf16_gate_up);
       wait_in_turn({&layer.fp8_gate_up, &layer.bf16_gate_up}, wait);
     }
   }
@@ -65,13 +66,11 @@ class Stages {
       stage.out_row_stride = form_.intermediate;
       Form const form = of_precision(bf16.count, false);
       layer.bf16_down = of_range(make_down(3, call_.w2_bf16, form, {}, std::nullopt, stage), bf16);
-      wait_in_turn({&layer.bf16_down}, gemm::Wait::ForTokens);
     }
     auto const fp8 = fp8_down(parts_);
     if (fp8[0].count + fp8[1].count > 0) {
       GatherParams stage = inner_rows(form_.num_experts);
       set_format(stage, "a2_scale", call_.a2_scale, form_.w2_scale, form_.device);
-      add_quantisation(layer, stage);
       Form const form = of_precision(fp8[0].count + fp8[1].count, true);
       LayerGemm const gemm = make_down(2, call_.w2_fp8, form, form_.w2_scale, call_.w2_scale, stage);
       for (std::size_t i = 0; i < fp8.size(); ++i) {
@@ -79,9 +78,17 @@ class Stages {
           layer.fp8_down[i] = of_range(gemm, fp8[i]);
         }
       }
+      layer.bf16_down_first = bf16.count > 0 && !is_few(bf16.count) && form_.slots() > 4 * form_.num_experts;
+      add_quantisation(layer, stage);
+    }
+    if (layer.bf16_down_first) {
       bool const quantises = layer.quantize[0].has_value() || layer.quantize[1].has_value();
+      wait_in_turn({&layer.bf16_down}, gemm::Wait::ForTokens);
       wait_in_turn({&layer.fp8_down[0], &layer.fp8_down[1]},
-                   quantises || !layer.bf16_down.has_value() ? gemm::Wait::ForTokens : gemm::Wait::AtEnd);
+                   quantises ? gemm::Wait::ForTokens : gemm::Wait::AtEnd);
+    } else {
+      leave_room(layer.fp8_down[0], layer.bf16_down);
+      wait_in_turn({&layer.fp8_down[0], &layer.fp8_down[1], &layer.bf16_down}, gemm::Wait::ForTokens);
     }
   }
 
@@ -114,13 +121,29 @@ class Stages {
     return stage;
   }
 
-  /// Which GEMM of gate_up is the first. That in FP8 begins sooner behind one in BF16 that has work than the stages
-  /// behind gate_up do where the one in BF16 ends it; one without rows only holds it up. Measured up to 16 rows an
-  /// expert (docs/notes/mixtures.md).
-  bool bf16_goes_first(std::int64_t fp8, std::int64_t bf16) const {
-    std::int64_t const most = (4 * bf16 >= form_.num_experts ? 16 : 1) * form_.num_experts;
-    bool const has_rows = 2 * form_.slots() * bf16 >= form_.num_experts;
-    return fp8 > 0 && has_rows && form_.slots() <= most;
+  bool is_few(std::int64_t bf16) const {
+    return 4 * bf16 < form_.num_experts;
+  }
+
+  /// Whether gate_up in BF16 is the first. With many experts that in FP8 begins sooner behind it than the stages behind
+  /// gate_up do where the one in BF16 ends it. Measured up to 16 rows an expert (docs/notes/mixtures.md).
+  bool bf16_goes_first(std::int64_t bf16) const {
+    return !is_few(bf16) && form_.slots() <= 16 * form_.num_experts;
+  }
+
+  /// Leaves the GEMM of few experts in BF16 room to begin beside the one in FP8, four times its share of the weights:
+  /// seldom do all of its tiles have rows, but sometimes. With more than a row an expert the one in FP8 needs every SM
+  /// (docs/notes/mixtures.md).
+  void leave_room(std::optional<LayerGemm>& fp8, std::optional<LayerGemm> const& bf16) const {
+    if (!fp8.has_value() || !bf16.has_value() || form_.slots() > form_.num_experts) {
+      return;
+    }
+    int const count = bf16->params.groups.num_groups;
+    if (is_few(count)) {
+      std::int64_t const ctas = resident_clusters(fp8->kernel->config, form_.sm_count);
+      std::int64_t const room = ctas * 8 * count / (8 * count + fp8->params.groups.num_groups);
+      fp8->params.spared_ctas = static_cast<int>(room) * fp8->kernel->config.split_k;
+    }
   }
 
   /// The intermediate, the rows of so many places, quantised: apart where it is short, or in its own place.
@@ -259,7 +282,7 @@ class Stages {
     }
     for (std::optional<GatherParams>& stage : layer.quantize) {
       if (stage.has_value()) {
-        stage->beside_previous = layer.bf16_down.has_value();
+        stage->beside_previous = layer.bf16_down_first;
       }
     }
   }
@@ -324,9 +347,10 @@ MixedLayer check_mixed_layer(MixedCall const& call,
       .fp8_gate_up = std::nullopt,
       .bf16_gate_up = std::nullopt,
       .bf16_gate_up_first = false,
-      .bf16_down = std::nullopt,
       .quantize = {},
       .fp8_down = {},
+      .bf16_down = std::nullopt,
+      .bf16_down_first = false,
       .combine = check_combine(out,
                                layer_form.top_k,
                                on_input ? std::nullopt : std::optional(call.topk_weights),

@@ -116,8 +116,10 @@ template <class ConfigTag>
 void launch(Params const& params, cudaStream_t stream) {
   using T = Traits<ConfigTag>;
   constexpr Config kConfig = T::kConfig;
-  std::int64_t const grid =
+  std::int64_t const most =
       grid_size(kConfig, params.sm_count, params.groups.num_rows, params.groups.num_groups, params.n);
+  std::int64_t const grid =
+      std::min(most, resident_clusters(kConfig, params.sm_count) * kConfig.split_k - params.spared_ctas);
   LaunchShape const shape{.grid = static_cast<unsigned>(grid),
                           .threads = T::kThreads,
                           .cluster = static_cast<unsigned>(kConfig.split_k),

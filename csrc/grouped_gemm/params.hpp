@@ -120,6 +120,7 @@ struct Params {
   bool programmatic =
       false;  // of Wait::ForAll: may begin before the previous kernel has ended, as all others do
   std::int64_t expected_rows = -1;  // that the groups may have, for choices alone; -1: groups.num_rows
+  int spared_ctas = 0;              // of those that run at the same time, for a launch beside this one
 };
 
 }  // namespace moe_ext::grouped_gemm

@@ -11,6 +11,7 @@ from moe_ext._dispatch import select
 from moe_ext._dispatch_table import TABLES
 from moe_ext._dispatch_table_layer import LAYER_TABLES
 from moe_ext._library import cuda_device
+from moe_ext.fused_moe import fused_moe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,8 @@ def preload(device: torch.device | str | int | None = None) -> PreloadReport:
 
     CUDA loads the code of a kernel at its first launch, which then takes milliseconds longer. Every
     thread and stream of the process shares what is loaded: once for each GPU is enough. The list of
-    kernels and the tables that choose among them, a millisecond of the first call, are read too.
+    kernels and the tables that choose among them are read too, and layers of one token run, so that
+    what Python and PyTorch do once has been done.
 
     Args:
         device: a CUDA device or its index. None is the current one.
@@ -57,8 +59,8 @@ def preload(device: torch.device | str | int | None = None) -> PreloadReport:
             capturing a CUDA graph.
 
     Notes:
-        Launches nothing, waits for no kernel, allocates nothing through PyTorch. To be called
-        before a capture, which also keeps captures short.
+        Launches miniature layers on the current stream and waits for no kernel; PyTorch's allocator
+        keeps the 2 MiB they lay in. To be called before a capture, which also keeps captures short.
 
     Example:
         >>> import moe_ext, torch
@@ -76,6 +78,7 @@ def preload(device: torch.device | str | int | None = None) -> PreloadReport:
         start = time.perf_counter()
         num_kernels = kernels.preload_kernels(index)
         prepare_choices()
+        run_miniatures(torch.device("cuda", index))
         milliseconds = 1e3 * (time.perf_counter() - start)
         free_after, _ = torch.cuda.mem_get_info()
     return PreloadReport(f"cuda:{index}", num_kernels, milliseconds, free_before - free_after)
@@ -87,3 +90,23 @@ def prepare_choices() -> None:
         select(*kind, 1, 1, 64, 64)
     for table in LAYER_TABLES.values():
         table.finder  # noqa: B018  made when it is first asked for
+
+
+def run_miniatures(device: torch.device) -> None:
+    """Run a layer of one token in BF16 and in FP8 with scales of each layout."""
+    num_experts, hidden, intermediate = 2, 128, 128
+    tokens = torch.zeros(1, hidden, dtype=torch.bfloat16, device=device)
+    weights = torch.zeros(1, 1, device=device)
+    ids = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    w13 = torch.zeros(num_experts, 2 * intermediate, hidden, dtype=torch.bfloat16, device=device)
+    w2 = torch.zeros(num_experts, hidden, intermediate, dtype=torch.bfloat16, device=device)
+    fused_moe(tokens, w13, w2, weights, ids)
+    w13, w2 = w13.to(torch.float8_e4m3fn), w2.to(torch.float8_e4m3fn)
+    for w13_shape, w2_shape in (
+        ((num_experts,), (num_experts,)),
+        ((num_experts, 2 * intermediate), (num_experts, hidden)),
+        ((num_experts, 2, 1), (num_experts, 1, 1)),
+    ):
+        w13_scale = torch.zeros(w13_shape, device=device)
+        w2_scale = torch.zeros(w2_shape, device=device)
+        fused_moe(tokens, w13, w2, weights, ids, w13_scale=w13_scale, w2_scale=w2_scale)

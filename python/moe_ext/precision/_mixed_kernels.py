@@ -87,6 +87,15 @@ def _choose(
         chosen[1, kind] = kernels.down if kernels and down else NONE
     if NONE not in (chosen[0, BF16], chosen[1, BF16]) and _serves_both(chosen[0, BF16], hidden):
         chosen[1, BF16] = chosen[0, BF16]
+    for stage, bf16 in ((0, both_bf16 + down_fp8), (1, gate_up_fp8 + both_bf16)):
+        pair = chosen[stage, FP8], chosen[stage, BF16]
+        if NONE in pair:
+            continue
+        if 4 * bf16 < num_experts:
+            pair = pair[0], _beside(*pair, hidden)
+        elif not batch_invariant and hidden % 16 == 0:
+            pair = _of_half(*pair, num_slots / num_experts)
+        chosen[stage, FP8], chosen[stage, BF16] = pair
     return chosen[0, FP8], chosen[0, BF16], chosen[1, FP8], chosen[1, BF16]
 
 
@@ -97,3 +106,37 @@ def _serves_both(gate_up: int, hidden: int) -> bool:
     """
     config = all_configs()[gate_up]
     return config.output == "either" and config.tile_tokens < FEW_TOKENS and hidden % 16 == 0
+
+
+def _beside(fp8: int, bf16: int, hidden: int) -> int:
+    """Return the kernel in BF16 that fits on SMs where one in FP8 left a place free, else `bf16`.
+
+    With few experts in BF16 that is what they wait for (csrc/fused_moe/mixed_stages.cpp).
+    """
+    like = all_configs()[fp8]
+    if like.tile_tokens >= FEW_TOKENS or (like.output == "either" and hidden % 16):
+        return bf16
+    shape = ("output", "tile_weights", "tile_tokens", "split_k", "ctas_per_sm")
+    for config in all_configs():
+        if config.dtype == BF16 and all(getattr(config, n) == getattr(like, n) for n in shape):
+            return config.index
+    return bf16
+
+
+def _of_half(fp8: int, bf16: int, rows: float) -> tuple[int, int]:
+    """Return the kernels where many experts are in BF16, by the rows that an expert has.
+
+    Measured with half of qwen3-30b's (docs/notes/mixtures.md): from 16 rows on two kernels with a
+    CTA for each SM took 4 % less than what each layer by itself has. Past 32 rows nothing was.
+    """
+    if not 16 <= rows < 32:
+        return fp8, bf16
+    kinds = (all_configs()[fp8].accumulate, all_configs()[bf16].accumulate)
+    found = [
+        config.index
+        for kind in kinds
+        for config in all_configs()
+        if config.accumulate == kind
+        and (config.output, config.tile_weights, config.tile_tokens) == ("either", 128, 128)
+    ]
+    return (found[0], found[1]) if len(found) == 2 else (fp8, bf16)
