@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 from moe_ext._configs import all_configs
-from moe_ext.precision import ExpertBank, fused_moe_mixed_reference
+from moe_ext.precision import ExpertBank, LayerPlan, fused_moe_mixed_reference
 from moe_ext.precision._mixed_kernels import NONE, choose_mixed_kernels
 from moe_ext.precision._mixed_layer import layer_of as operands_of
 from moe_ext.precision._mixed_run import launch_mixed
@@ -129,6 +129,32 @@ def test_options(layout, name):
     assert_exact(bank, (hidden, weights.bfloat16(), ids.int()), addend=addend)
     later, inputs = integer_bank(layout, plan, SIZES, "cuda", first_expert=40)
     assert_exact(later, (inputs[0], inputs[1], inputs[2] + 38))
+
+
+# Their GEMM then comes second, in room that the one in FP8 leaves where tokens are few.
+FEW = {
+    "one expert": LayerPlan(24).with_bf16(experts=5),
+    "down alone": LayerPlan(24).with_bf16(experts=(5, 6), stages="down"),
+    "by stage": LayerPlan(24)
+    .with_bf16(experts=(5, 11), stages="gate_up")
+    .with_bf16(experts=(11, 17), stages="down"),
+}
+FEW_ROUTINGS = {
+    "as drawn": torch.clone,
+    "BF16 alone": lambda ids: torch.full_like(ids, 5),
+    "FP8 alone": lambda ids: torch.where((ids == 5) | (ids == 11) | (ids == 17), 0, ids),
+    "none here": lambda ids: torch.full_like(ids, -1),
+}
+
+
+@pytest.mark.parametrize("routing", FEW_ROUTINGS)
+@pytest.mark.parametrize("num_tokens", [1, 5, 33, 400])
+@pytest.mark.parametrize("name", FEW)
+@layouts
+def test_few_experts_in_bf16(layout, name, num_tokens, routing):
+    sizes = Sizes(num_tokens, 24, 4, SIZES.hidden, SIZES.intermediate)
+    bank, (hidden, weights, ids) = integer_bank(layout, FEW[name], sizes, "cuda")
+    assert_exact(bank, (hidden, weights, FEW_ROUTINGS[routing](ids).contiguous()))
 
 
 @layouts

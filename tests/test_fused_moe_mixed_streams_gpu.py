@@ -24,7 +24,7 @@ plans = pytest.mark.parametrize("name", PLANS_OF_PAIRS)
 
 @plans
 @pytest.mark.parametrize("layout", ["expert", "channel", "segments"])
-@pytest.mark.parametrize(("num_tokens", "inner"), [(33, 192), (33, 1152), (200, 192)])
+@pytest.mark.parametrize(("num_tokens", "inner"), [(2, 192), (33, 192), (33, 1152), (200, 192)])
 def test_replays_with_fresh_routing(num_tokens, inner, layout, name):
     """Back to back, several layers a graph: a race between kernels would show in some replay."""
     sizes = Sizes(num_tokens, 8, 4, 256, inner)

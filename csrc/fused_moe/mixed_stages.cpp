@@ -1,6 +1,4 @@
 // From a checked form to the launches of a layer of experts in two precisions.
-#include <initializer_list>
-
 #include "common/tensor_checks.hpp"
 #include "common/tensor_strides.hpp"
 #include "fused_moe/combine_op.hpp"
@@ -8,6 +6,7 @@
 #include "fused_moe/gemm_checks.hpp"
 #include "fused_moe/mixed_checks.hpp"
 #include "fused_moe/mixed_memory.hpp"
+#include "fused_moe/mixed_order.hpp"
 #include "fused_moe/mixed_workspace.hpp"
 #include "fused_moe/op.hpp"
 #include "fused_moe/operand_checks.hpp"
@@ -49,11 +48,14 @@ class Stages {
     bool const sorted = layer.copied_rows.has_value() ||
                         (layer.quantised_rows.has_value() && !layer.quantised_rows->beside_previous);
     gemm::Wait const wait = sorted ? gemm::Wait::ForTokens : gemm::Wait::ForAll;
-    layer.bf16_gate_up_first = fp8.count > 0 && bf16.count > 0 && bf16_goes_first(bf16.count);
+    bool const both = fp8.count > 0 && bf16.count > 0;
+    layer.bf16_gate_up_first = both && bf16_gate_up_first(load_of(bf16));
     if (layer.bf16_gate_up_first) {
       wait_in_turn({&layer.bf16_gate_up, &layer.fp8_gate_up}, wait);
     } else {
-      leave_room(layer.fp8_gate_up, layer.bf16_gate_up);
+      if (both) {
+        leave_room(*layer.fp8_gate_up, bf16);
+      }
       wait_in_turn({&layer.fp8_gate_up, &layer.bf16_gate_up}, wait);
     }
   }
@@ -76,9 +78,12 @@ class Stages {
       for (std::size_t i = 0; i < fp8.size(); ++i) {
         if (fp8[i].count > 0) {
           layer.fp8_down[i] = of_range(gemm, fp8[i]);
+          if (bf16.count > 0) {
+            leave_room(*layer.fp8_down[i], bf16);
+          }
         }
       }
-      layer.bf16_down_first = bf16.count > 0 && !is_few(bf16.count) && form_.slots() > 4 * form_.num_experts;
+      layer.bf16_down_first = bf16.count > 0 && bf16_down_first(load_of(bf16));
       add_quantisation(layer, stage);
     }
     if (layer.bf16_down_first) {
@@ -87,7 +92,6 @@ class Stages {
       wait_in_turn({&layer.fp8_down[0], &layer.fp8_down[1]},
                    quantises ? gemm::Wait::ForTokens : gemm::Wait::AtEnd);
     } else {
-      leave_room(layer.fp8_down[0], layer.bf16_down);
       wait_in_turn({&layer.fp8_down[0], &layer.fp8_down[1], &layer.bf16_down}, gemm::Wait::ForTokens);
     }
   }
@@ -121,29 +125,12 @@ class Stages {
     return stage;
   }
 
-  bool is_few(std::int64_t bf16) const {
-    return 4 * bf16 < form_.num_experts;
+  MixedLoad load_of(PlaceRange bf16) const {
+    return {form_.slots(), form_.num_experts, bf16.count};
   }
 
-  /// Whether gate_up in BF16 is the first. With many experts that in FP8 begins sooner behind it than the stages behind
-  /// gate_up do where the one in BF16 ends it. Measured up to 16 rows an expert (docs/notes/mixtures.md).
-  bool bf16_goes_first(std::int64_t bf16) const {
-    return !is_few(bf16) && form_.slots() <= 16 * form_.num_experts;
-  }
-
-  /// Leaves the GEMM of few experts in BF16 room to begin beside the one in FP8, four times its share of the weights:
-  /// seldom do all of its tiles have rows, but sometimes. With more than a row an expert the one in FP8 needs every SM
-  /// (docs/notes/mixtures.md).
-  void leave_room(std::optional<LayerGemm>& fp8, std::optional<LayerGemm> const& bf16) const {
-    if (!fp8.has_value() || !bf16.has_value() || form_.slots() > form_.num_experts) {
-      return;
-    }
-    int const count = bf16->params.groups.num_groups;
-    if (is_few(count)) {
-      std::int64_t const ctas = resident_clusters(fp8->kernel->config, form_.sm_count);
-      std::int64_t const room = ctas * 8 * count / (8 * count + fp8->params.groups.num_groups);
-      fp8->params.spared_ctas = static_cast<int>(room) * fp8->kernel->config.split_k;
-    }
+  void leave_room(LayerGemm& fp8, PlaceRange bf16) const {
+    fp8.params.spared_ctas = spared_ctas(load_of(bf16), fp8.kernel->config, form_.sm_count);
   }
 
   /// The intermediate, the rows of so many places, quantised: apart where it is short, or in its own place.
@@ -304,17 +291,6 @@ class Stages {
     params.groups.continues = range.place > 0;
     params.expected_rows = ceil_div(form_.slots() * range.count, form_.num_experts);
     return gemm;
-  }
-
-  /// The first GEMM that there is waits as it has to, the others beside it.
-  static void wait_in_turn(std::initializer_list<std::optional<LayerGemm>*> gemms, gemm::Wait wait) {
-    for (std::optional<LayerGemm>* const gemm : gemms) {
-      if (gemm->has_value()) {
-        (*gemm)->params.wait = wait;
-        (*gemm)->params.programmatic = true;
-        wait = gemm::Wait::AtEnd;
-      }
-    }
   }
 
   MixedCall const& call_;

@@ -105,6 +105,15 @@ def _finder(
     return _Finder(table, kernels, allowed) if allowed else None
 
 
+def prepare_finders() -> None:
+    """Make what the first choices of common layers need."""
+    for (_, gated), table in LAYER_TABLES.items():
+        second = "block" if table.accumulate == "block" else "promoted"
+        for whole_rows in (False, True):
+            _finder(table, second, gated != "block_swapped", True, True, whole_rows)
+        table.finder  # noqa: B018  made when it is first asked for
+
+
 class _Kinds(NamedTuple):
     """How both GEMMs of a layer sum, and what can take the first."""
 

@@ -9,7 +9,7 @@ import torch
 
 from moe_ext._dispatch import select
 from moe_ext._dispatch_table import TABLES
-from moe_ext._dispatch_table_layer import LAYER_TABLES
+from moe_ext._fused_moe_kernels import prepare_finders
 from moe_ext._library import cuda_device
 from moe_ext.fused_moe import fused_moe
 
@@ -88,8 +88,7 @@ def prepare_choices() -> None:
     """Read what the first choice of each kind needs."""
     for kind in TABLES:
         select(*kind, 1, 1, 64, 64)
-    for table in LAYER_TABLES.values():
-        table.finder  # noqa: B018  made when it is first asked for
+    prepare_finders()
 
 
 def run_miniatures(device: torch.device) -> None:

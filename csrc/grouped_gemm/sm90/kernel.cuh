@@ -58,11 +58,14 @@ struct Kernel {
                 "co-resident CTAs share 228 KiB of shared memory, 1 KiB of it reserved for each");
 
   __device__ static void run(KernelParams const& params, SharedStorage& storage) {
-    // Its SMs are the next kernel's at once, and no code is fetched for nothing.
-    if (params.wait == Wait::AtEnd && has_no_rows(params.groups)) {
+    if (params.wait == Wait::AtEnd) {
+      // What the next kernel may read before its own wait was final before this one began.
       cudaTriggerProgrammaticLaunchCompletion();
-      Loads::wait_at_end();
-      return;
+      // Its SMs are the next kernel's at once, and no code is fetched for nothing.
+      if (has_no_rows(params.groups)) {
+        Loads::wait_at_end();
+        return;
+      }
     }
     int const warp = threadIdx.x / 32;
     int const cta_rank = kConfig.split_k == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster());
