@@ -12,7 +12,7 @@ constexpr int kBlockThreads = quantize::Chunks<Element>::kTeam;  // that share 1
 template <GatherFormat kFormat>
 __global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
     __grid_constant__ RowParams const params) {
-  RowSpan const rows = wait_and_count_rows(params.source.problem);
+  RowsAtWork const rows(params.source.problem);
   GatherParams const& problem = params.source.problem;
   int const threads = params.threads_per_row;
   int const thread = static_cast<int>(threadIdx.x) % threads;
@@ -21,7 +21,6 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
   Row const row = find_row(params.source, index, rows);
   // The same for all threads of the row, so for all that meet below.
   if (row.x == nullptr) {
-    end_beside_previous(problem);
     return;
   }
   int const end = problem.hidden_size;
@@ -61,7 +60,6 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_in_place_kernel(
       problem.scale[index * problem.scale_row_stride + own / quantize::kBlock] = scales[i];
     }
   }
-  end_beside_previous(problem);
 }
 
 template <GatherFormat kFormat>

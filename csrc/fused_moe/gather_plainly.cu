@@ -8,7 +8,7 @@ namespace {
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_copy_kernel(
     __grid_constant__ ChunkParams const params) {
-  RowSpan const rows = wait_and_count_rows(params.source.problem);
+  RowsAtWork const rows(params.source.problem);
   GatherParams const& problem = params.source.problem;
   auto const chunk = load_own_chunk<kBlocks>(params, rows);
   Element* const out = static_cast<Element*>(problem.out) + chunk.row * problem.out_row_stride + chunk.column;
@@ -23,7 +23,7 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_copy_kernel(
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_static_scale_kernel(
     __grid_constant__ ChunkParams const params) {
-  RowSpan const rows = wait_and_count_rows(params.source.problem);
+  RowsAtWork const rows(params.source.problem);
   GatherParams const& problem = params.source.problem;
   quantize::Divisor const divisor(*problem.static_scale);
   auto const chunk = load_own_chunk<kBlocks>(params, rows);
@@ -33,7 +33,6 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_static_scale_k
     auto const values = quantize::quantize<Element, quantize::Values::Any>(chunk.vectors[i], divisor);
     store_fp8(values, out + i * quantize::kBlock, chunk.left - i * quantize::kBlock);
   }
-  end_beside_previous(problem);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace {
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_row_blocks_kernel(
     __grid_constant__ ChunkParams const params) {
-  RowSpan const rows = wait_and_count_rows(params.source.problem);
+  RowsAtWork const rows(params.source.problem);
   GatherParams const& problem = params.source.problem;
   auto const chunk = load_own_chunk<kBlocks>(params, rows);
   // Threads without a row stay for the shuffles.
@@ -40,7 +40,6 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_row_blocks_ker
     auto const values = quantize::quantize<Element, quantize::Values::OfTheScale>(chunk.vectors[i], divisor);
     store_fp8(values, out + i * quantize::kBlock, chunk.left - i * quantize::kBlock);
   }
-  end_beside_previous(problem);
 }
 
 }  // namespace

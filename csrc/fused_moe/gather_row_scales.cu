@@ -21,7 +21,7 @@ __device__ float largest_of_part(RowVector const (&vectors)[kVectors]) {
 template <int kVectors>
 __global__ __launch_bounds__(kMaxRowThreads) void gather_row_scales_kernel(
     __grid_constant__ RowParams const params) {
-  RowSpan const rows = wait_and_count_rows(params.source.problem);
+  RowsAtWork const rows(params.source.problem);
   GatherParams const& problem = params.source.problem;
   int const threads = params.threads_per_row;
   int const thread = static_cast<int>(threadIdx.x) % threads;
@@ -30,7 +30,6 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_row_scales_kernel(
   Row const row = find_row(params.source, index, rows);
   // The same for all threads of the row, so for all that meet below.
   if (row.x == nullptr) {
-    end_beside_previous(problem);
     return;
   }
   int const column = thread * RowVector::kElems;
@@ -64,7 +63,6 @@ __global__ __launch_bounds__(kMaxRowThreads) void gather_row_scales_kernel(
   if (thread == 0) {
     problem.scale[index * problem.scale_row_stride] = scale;
   }
-  end_beside_previous(problem);
 }
 
 }  // namespace

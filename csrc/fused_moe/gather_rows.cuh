@@ -42,13 +42,6 @@ __device__ inline void wait_for_previous_kernel(GatherParams const& problem) {
   cudaTriggerProgrammaticLaunchCompletion();  // nothing the second time
 }
 
-/// The end of a kernel that has not waited at its begin.
-__device__ inline void end_beside_previous(GatherParams const& problem) {
-  if (problem.beside_previous) {
-    cudaGridDependencySynchronize();
-  }
-}
-
 /// The rows that count.
 struct RowSpan {
   int begin;
@@ -69,12 +62,31 @@ __device__ inline float weight_at(GatherParams const& problem, int token, int ch
   return __bfloat162float(static_cast<Element const*>(problem.weights)[offset]);
 }
 
-/// As wait_for_previous_kernel; returns which rows count, which where it may be asked before the wait takes no time.
-__device__ inline RowSpan wait_and_count_rows(GatherParams const& problem) {
-  RowSpan const before = problem.counted_before ? valid_rows(problem) : RowSpan{};
-  wait_for_previous_kernel(problem);
-  return problem.counted_before ? before : valid_rows(problem);
-}
+/// The rows that count, where a kernel's work at them begins and as long as it goes on. At its begin it waits for the
+/// previous kernel, as wait_for_previous_kernel does, and asks which rows these are, before the wait where it may: that
+/// then takes no time. A kernel beside the previous one waits at its end, whichever way a thread leaves it.
+class RowsAtWork : public RowSpan {
+ public:
+  __device__ explicit RowsAtWork(GatherParams const& problem) : RowSpan{}, problem_(problem) {
+    if (problem.counted_before) {
+      static_cast<RowSpan&>(*this) = valid_rows(problem);
+    }
+    wait_for_previous_kernel(problem);
+    if (!problem.counted_before) {
+      static_cast<RowSpan&>(*this) = valid_rows(problem);
+    }
+  }
+  __device__ ~RowsAtWork() {
+    if (problem_.beside_previous) {
+      cudaGridDependencySynchronize();
+    }
+  }
+  RowsAtWork(RowsAtWork const&) = delete;
+  RowsAtWork& operator=(RowsAtWork const&) = delete;
+
+ private:
+  GatherParams const& problem_;
+};
 
 /// Row `index`, which need not be one of `rows`.
 __device__ inline Row find_row(RowSource const& source, int index, RowSpan rows) {
