@@ -3,8 +3,8 @@
 #
 #     tools/measure.sh OUT [COMMIT]      from the root of a tree that holds python/moe_ext/moe_ext_cuda.so
 #
-# Leaves OUT/suite.log, alone.log, demo.log, layers.jsonl and pairs.jsonl. With a second GPU the grid is timed there while
-# the first runs the tests, and the tests of two GPUs run too. Needs no network.
+# Leaves OUT/suite.log, alone.log, demo.log, layers.jsonl and pairs.jsonl. With a second GPU the grid is timed there
+# while the first runs the tests, and the tests of two GPUs run too. Needs no network.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath "${1:?OUT must be a folder}")
