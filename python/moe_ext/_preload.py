@@ -43,8 +43,8 @@ def preload(device: torch.device | str | int | None = None) -> PreloadReport:
 
     CUDA loads the code of a kernel at its first launch, which then takes milliseconds longer. Every
     thread and stream of the process shares what is loaded: once for each GPU is enough. The list of
-    kernels and the tables that choose among them are read too, and layers of one token run, so that
-    what Python and PyTorch do once has been done.
+    kernels and the tables that choose among them are read too, and layers of up to three tokens
+    run, so that what Python and PyTorch do once has been done.
 
     Args:
         device: a CUDA device or its index. None is the current one.
@@ -92,20 +92,24 @@ def prepare_choices() -> None:
 
 
 def run_miniatures(device: torch.device) -> None:
-    """Run a layer of one token in BF16 and in FP8 with scales of each layout."""
+    """Run layers of a few tokens, none like another, in BF16 and in FP8 with scales of each layout.
+
+    Python's interpreter specialises code that it has been through a few times.
+    """
     num_experts, hidden, intermediate = 2, 128, 128
-    tokens = torch.zeros(1, hidden, dtype=torch.bfloat16, device=device)
-    weights = torch.zeros(1, 1, device=device)
-    ids = torch.zeros(1, 1, dtype=torch.int32, device=device)
     w13 = torch.zeros(num_experts, 2 * intermediate, hidden, dtype=torch.bfloat16, device=device)
     w2 = torch.zeros(num_experts, hidden, intermediate, dtype=torch.bfloat16, device=device)
-    fused_moe(tokens, w13, w2, weights, ids)
-    w13, w2 = w13.to(torch.float8_e4m3fn), w2.to(torch.float8_e4m3fn)
-    for w13_shape, w2_shape in (
-        ((num_experts,), (num_experts,)),
-        ((num_experts, 2 * intermediate), (num_experts, hidden)),
-        ((num_experts, 2, 1), (num_experts, 1, 1)),
-    ):
-        w13_scale = torch.zeros(w13_shape, device=device)
-        w2_scale = torch.zeros(w2_shape, device=device)
-        fused_moe(tokens, w13, w2, weights, ids, w13_scale=w13_scale, w2_scale=w2_scale)
+    fp8 = w13.to(torch.float8_e4m3fn), w2.to(torch.float8_e4m3fn)
+    for num_tokens in (1, 2, 3):
+        tokens = torch.zeros(num_tokens, hidden, dtype=torch.bfloat16, device=device)
+        weights = torch.zeros(num_tokens, 1, dtype=torch.float32, device=device)
+        ids = torch.zeros(num_tokens, 1, dtype=torch.int32, device=device)
+        fused_moe(tokens, w13, w2, weights, ids)
+        for w13_shape, w2_shape in (
+            ((num_experts,), (num_experts,)),
+            ((num_experts, 2 * intermediate), (num_experts, hidden)),
+            ((num_experts, 2, 1), (num_experts, 1, 1)),
+        ):
+            w13_scale = torch.zeros(w13_shape, dtype=torch.float32, device=device)
+            w2_scale = torch.zeros(w2_shape, dtype=torch.float32, device=device)
+            fused_moe(tokens, *fp8, weights, ids, w13_scale=w13_scale, w2_scale=w2_scale)
