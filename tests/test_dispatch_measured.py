@@ -217,7 +217,7 @@ def test_what_is_selected_is_what_is_explained(tables):
 def test_tables_are_read_before_the_first_call(tables, monkeypatch):
     layer_table = make()
     monkeypatch.setattr(_preload, "TABLES", {("fp8", "promoted"): tables})
-    monkeypatch.setattr(_preload, "LAYER_TABLES", {("fp8", "promoted"): layer_table})
+    monkeypatch.setattr(_fused_moe_kernels, "LAYER_TABLES", {("fp8", "promoted"): layer_table})
     assert "finder" not in vars(tables)
     _preload.prepare_choices()
     assert "finder" in vars(tables)

@@ -157,6 +157,17 @@ def test_few_experts_in_bf16(layout, name, num_tokens, routing):
     assert_exact(bank, (hidden, weights, FEW_ROUTINGS[routing](ids).contiguous()))
 
 
+@pytest.mark.parametrize("name", ["few", "more"])
+@pytest.mark.parametrize("num_tokens", [4, 16])
+@layouts
+def test_room_is_left(layout, num_tokens, name):
+    """With more tiles than there are CTAs, of which the GEMMs in FP8 leave some."""
+    sizes = Sizes(num_tokens, 128, 8, 512, 768)
+    experts = {"few": (3, 77, 127), "more": tuple(range(0, 120, 4))}[name]
+    bank, inputs = integer_bank(layout, LayerPlan(128).with_bf16(experts=experts), sizes, "cuda")
+    assert_exact(bank, inputs)
+
+
 @layouts
 @pytest.mark.parametrize("num_tokens", [3, 150])
 def test_weights_on_input(layout, num_tokens):

@@ -48,13 +48,18 @@ def test_replays_with_fresh_routing(num_tokens, inner, layout, name):
     assert_every_replay_is_right(captured(layers), ids, routings, outs)
 
 
-@pytest.mark.parametrize("num_tokens", [100, 600])  # quantised apart, and in place
+# Down in BF16 first, then in FP8 first: quantised apart, and in place.
+@pytest.mark.parametrize("num_tokens", [10, 100, 600])
+@pytest.mark.parametrize("expert", range(4))
+@pytest.mark.parametrize("name", ["all four", "few in BF16"])
 @pytest.mark.parametrize("layout", ["expert", "channel", "segments"])
-def test_a_long_gemm_is_waited_for_behind_stages_without_rows(layout, num_tokens):
-    """All rows are of one expert in BF16: what lies between its down and combine ends at once."""
-    sizes = Sizes(num_tokens, 4, 4, 256, 8192)
-    bank, (hidden, weights, ids) = integer_bank(layout, plan_of_pairs(4, PAIRS), sizes, "cuda")
-    ids = torch.full_like(ids, PAIRS.index(("bf16", "bf16")))
+def test_a_long_gemm_is_waited_for_behind_stages_without_rows(layout, name, expert, num_tokens):
+    """All rows are of one expert: what lies between its GEMMs and combine ends at once."""
+    pairs = {"all four": PAIRS, "few in BF16": (PAIRS[0],) * 7 + (PAIRS[3],)}[name]
+    sizes = Sizes(num_tokens, len(pairs), 4, 256, 8192)
+    plan = plan_of_pairs(len(pairs), pairs)
+    bank, (hidden, weights, ids) = integer_bank(layout, plan, sizes, "cuda")
+    ids = torch.full_like(ids, expert if name == "all four" else 7 * (expert % 2))
     expected = fused_moe_mixed_reference(hidden, bank, weights, ids)
     size = bank.workspace_size(num_tokens, 4)
     workspace = torch.empty(size, dtype=torch.uint8, device="cuda")

@@ -85,14 +85,27 @@ def test_what_is_no_device_is_refused(one_gpu, device):
     assert not one_gpu.loaded
 
 
+@pytest.fixture
+def default_dtype(request):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("default_dtype", [torch.float64, torch.bfloat16], indirect=True)
+@pytest.mark.usefixtures("default_dtype")
 def test_the_miniatures_are_layers_of_every_layout(monkeypatch):
-    outs = []
+    outs, layouts = [], []
 
     def run(*args, **scales):
         outs.append(moe_ext.fused_moe(*args, **scales))
+        layouts.append(tuple(tuple(scale.shape) for scale in scales.values()))
 
     monkeypatch.setattr(_preload, "fused_moe", run)
-    _preload.run_miniatures(torch.device("cpu"))
+    _preload.run_miniatures.__wrapped__(torch.device("cpu"))
+    layers = ((), ((2,), (2,)), ((2, 256), (2, 128)), ((2, 2, 1), (2, 1, 1)))
+    assert layouts == [*layers] * 3
     zeros = [torch.zeros(num_tokens, 128).tolist() for num_tokens in (1, 2, 3) for _ in range(4)]
     assert [out.tolist() for out in outs] == zeros
 

@@ -15,7 +15,7 @@ PYTHONPATH=python python3 tools/build_planner.py
 
 suite() {
   local cores
-  cores=$(($(nproc --all) - 2)) # nproc alone would say OMP_NUM_THREADS
+  cores=$(($(env -u OMP_NUM_THREADS nproc) - 2))
   make test OFFLINE=1 PYTHON=python3 ARGS="-n $((cores > 1 ? cores : 1)) --dist worksteal -p no:benchmark" \
     > "$out/suite.log" 2>&1
   tail -n 1 "$out/suite.log"

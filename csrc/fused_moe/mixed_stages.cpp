@@ -1,4 +1,6 @@
 // From a checked form to the launches of a layer of experts in two precisions.
+#include <initializer_list>
+
 #include "common/tensor_checks.hpp"
 #include "common/tensor_strides.hpp"
 #include "fused_moe/combine_op.hpp"
@@ -18,6 +20,18 @@ namespace moe_ext::fused_moe {
 namespace {
 
 constexpr char const* kOp = "fused_moe_mixed";
+
+/// The first GEMM that there is waits as it has to, the others beside it.
+void wait_in_turn(std::initializer_list<std::optional<LayerGemm>*> gemms, gemm::Wait wait) {
+  for (std::optional<LayerGemm>* const gemm : gemms) {
+    if (gemm->has_value()) {
+      (*gemm)->params.wait = wait;
+      (*gemm)->params.programmatic = true;
+      wait = gemm::Wait::AtEnd;
+    }
+  }
+}
+
 /// Makes the stages, one after the other.
 class Stages {
  public:

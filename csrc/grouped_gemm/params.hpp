@@ -90,8 +90,8 @@ struct QuantisedFeatures {
 enum class Wait : int {
   ForAll,     // everything
   ForTokens,  // all but the walk over `offs` and loads of `b`: both were final before the previous kernel began
-  AtEnd  // only its end: all it reads was final before the previous kernel let it begin, which neither reads nor
-         // writes where this one writes
+  AtEnd  // only its end: all it reads was final before the previous kernel let it begin, and neither that one nor
+         // another that has not been waited for reads or writes where this one writes
 };
 
 struct Params {

@@ -10,6 +10,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "fused_moe/mixed_order.hpp"
 #include "fused_moe/mixed_workspace.hpp"
 #include "fused_moe/weight_scale.hpp"
 #include "fused_moe/workspace_layout.hpp"
@@ -216,6 +217,21 @@ PYBIND11_MODULE(_planner, m) {
   namespace layer = moe_ext::fused_moe;
   m.doc() = "Compiled kernels, the host twin of the device tile scheduler, and a layer's sizes.";
   m.def("configs_csv", &gg::configs_csv, "All compiled kernels, one line each after a header.");
+  m.def(
+      "spared_ctas",
+      [](std::int64_t slots,
+         std::int64_t num_experts,
+         std::int64_t bf16_experts,
+         int config,
+         std::int64_t sm_count) {
+        return layer::spared_ctas({slots, num_experts, bf16_experts}, gg::config_at(config), sm_count);
+      },
+      py::arg("slots"),
+      py::arg("num_experts"),
+      py::arg("bf16_experts"),
+      py::arg("config"),
+      py::arg("sm_count"),
+      "CTAs that a GEMM in FP8 leaves one of a few experts in BF16.");
   m.def("plan",
         &gg::plan,
         py::arg("offs"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 
 import torch
@@ -60,7 +61,8 @@ def preload(device: torch.device | str | int | None = None) -> PreloadReport:
 
     Notes:
         Launches miniature layers on the current stream and waits for no kernel; PyTorch's allocator
-        keeps the 2 MiB they lay in. To be called before a capture, which also keeps captures short.
+        keeps the 2 MiB they lay in, so no other stream may be capturing. To be called before a
+        capture, which also keeps captures short.
 
     Example:
         >>> import moe_ext, torch
@@ -91,10 +93,11 @@ def prepare_choices() -> None:
     prepare_finders()
 
 
+@functools.cache
 def run_miniatures(device: torch.device) -> None:
     """Run layers of a few tokens, none like another, in BF16 and in FP8 with scales of each layout.
 
-    Python's interpreter specialises code that it has been through a few times.
+    Once for each device. Python's interpreter specialises code that it has run a few times.
     """
     num_experts, hidden, intermediate = 2, 128, 128
     w13 = torch.zeros(num_experts, 2 * intermediate, hidden, dtype=torch.bfloat16, device=device)

@@ -16,6 +16,7 @@ from moe_ext.precision.layer_plan import BF16, FP8
 
 NONE = -1
 FEW_TOKENS = 64
+MANY_EXPERTS = 64
 
 
 def choose_mixed_kernels(
@@ -23,8 +24,8 @@ def choose_mixed_kernels(
 ) -> tuple[int, int, int, int]:
     """Choose kernels for gate_up in FP8 and in BF16, then down in both; NONE where there is none.
 
-    Each is that of the whole layer in one precision: an expert has as many rows there, and named
-    layers were measured, some of their experts were not.
+    Those of the whole layer in one precision: an expert has as many rows there, and named layers
+    were measured, some of their experts were not. Then what two GEMMs beside each other want.
     """
     scales = tuple(
         _layout(*pair)
@@ -91,12 +92,20 @@ def _choose(
         pair = chosen[stage, FP8], chosen[stage, BF16]
         if NONE in pair:
             continue
-        if 4 * bf16 < num_experts:
+        if are_few(bf16, num_experts):
             pair = pair[0], _beside(*pair, hidden)
-        elif not batch_invariant and hidden % 16 == 0:
+        elif not batch_invariant and hidden % 16 == 0 and num_experts >= MANY_EXPERTS:
             pair = _of_half(*pair, num_slots / num_experts)
         chosen[stage, FP8], chosen[stage, BF16] = pair
     return chosen[0, FP8], chosen[0, BF16], chosen[1, FP8], chosen[1, BF16]
+
+
+def are_few(bf16: int, num_experts: int) -> bool:
+    """Whether so few experts have a stage in BF16 that their GEMM only comes beside the other.
+
+    csrc/fused_moe/mixed_order.hpp has the same rule.
+    """
+    return 4 * bf16 < num_experts
 
 
 def _serves_both(gate_up: int, hidden: int) -> bool:
@@ -111,7 +120,7 @@ def _serves_both(gate_up: int, hidden: int) -> bool:
 def _beside(fp8: int, bf16: int, hidden: int) -> int:
     """Return the kernel in BF16 that fits on SMs where one in FP8 left a place free, else `bf16`.
 
-    With few experts in BF16 that is what they wait for (csrc/fused_moe/mixed_stages.cpp).
+    With few experts in BF16 that is what they wait for (csrc/fused_moe/mixed_order.hpp).
     """
     like = all_configs()[fp8]
     if like.tile_tokens >= FEW_TOKENS or (like.output == "either" and hidden % 16):
@@ -126,9 +135,9 @@ def _beside(fp8: int, bf16: int, hidden: int) -> int:
 def _of_half(fp8: int, bf16: int, rows: float) -> tuple[int, int]:
     """Return the kernels where many experts are in BF16, by the rows that an expert has.
 
-    Measured with half of qwen3-30b's (docs/notes/mixtures.md): with kernels that have an SM for
-    each CTA, 16 rows and more took 4 % less than with what each layer by itself has, and 8 rows and
-    more, in BF16 alone, 0.4 % less. Past 32 rows nothing was.
+    Measured with half of one layer's, qwen3-30b per block (docs/notes/mixtures.md): with kernels
+    that have an SM for each CTA, 16 rows took 4 % less than with what each layer by itself has, and
+    8 rows, in BF16 alone, up to 0.4 % less. Far more rows or far fewer experts were not.
     """
     if not 8 <= rows < 32:
         return fp8, bf16
