@@ -26,8 +26,8 @@ constexpr bool bf16_gate_up_first(MixedLoad const& load) {
   return !are_few(load) && load.slots <= 16 * load.num_experts;
 }
 
-/// Whether down in BF16 is the first, so that the intermediate of the other experts is quantised beside it. Better by 1 %
-/// at 8 rows an expert, equal at 1 and 4, worse by 1 % at 16.
+/// Whether down in BF16 is the first, so that the intermediate of the other experts is quantised beside it. Better by
+/// 1 % at 8 rows an expert, equal at 1 and 4, worse by 1 % at 16.
 constexpr bool bf16_down_first(MixedLoad const& load) {
   return !are_few(load) && load.slots > 4 * load.num_experts && load.slots < 16 * load.num_experts;
 }
