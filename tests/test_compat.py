@@ -171,6 +171,8 @@ def test_experts_of_a_rank(device):
             "`use_int4_w4a16` of quant_config must be None or False, got True",
         ),
         ({"quant_config": SimpleNamespace(w1_zp=torch.ones(1))}, "`w1_zp` of quant_config"),
+        ({"quant_config": 5}, "`quant_config` must have the properties of .*, got int"),
+        ({"quant_config": {"use_fp8_w8a8": True}}, "`quant_config` must have .*, got dict"),
         ({"quant_config": SimpleNamespace(gemm1_beta=2.0)}, "`gemm1_beta` of .* None or 1, got 2"),
         (
             {"quant_config": SimpleNamespace(), "w1_bias": torch.ones(6, 384)},

@@ -110,6 +110,9 @@ def test_another_gpu():
         ({"offs": [1, 2]}, "explain_fused_moe: `offs` must have 128 entries, got 2"),
         ({"offs": [200] * 128}, "`offs` must not decrease and end at num_rows = 128 at most"),
         ({"sm_count": 0}, "explain_fused_moe: `sm_count` must be a whole number from 1 to 1024"),
+        ({"num_tokens": 10**20}, "explain_fused_moe: sizes must make tensors of less than 2.59"),
+        ({"hidden_size": 2**60}, r"less than 2.59 elements, got \(\d+, 1152921504606846976\)"),
+        ({"num_tokens": 0, "hidden_size": 2**60}, "less than 2.59 elements, got"),
     ],
 )
 def test_errors(changes, message):

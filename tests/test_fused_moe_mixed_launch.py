@@ -8,7 +8,12 @@ import pytest
 import torch
 from moe_ext._activations import gating, resolved
 from moe_ext._configs import all_configs
-from moe_ext.precision import ExpertBank, _mixed_run, fused_moe_mixed_reference
+from moe_ext.precision import (
+    ExpertBank,
+    _mixed_run,
+    fused_moe_mixed,
+    fused_moe_mixed_reference,
+)
 from moe_ext.precision._mixed_kernels import NONE, choose_mixed_kernels
 from moe_ext.precision._mixed_layer import OPERANDS
 from moe_ext.precision._mixed_layer import layer_of as operands_of
@@ -139,6 +144,22 @@ def test_options_set_later_are_checked(bank_on_cuda, option, value, message):
     setattr(bank, option, value)
     with pytest.raises(ValueError, match=f"^fused_moe_mixed: {message}"):
         run(bank, inputs)
+
+
+@pytest.mark.parametrize("name", ["hidden_states", "bank", "topk_weights", "topk_ids"])
+def test_what_is_missing_is_named(name):
+    bank, inputs = integer_bank("channel", plan_of_pairs(8, PAIRS), Sizes(9, 8, 3, 128, 64))
+    given = dict(zip(("hidden_states", "topk_weights", "topk_ids"), inputs, strict=True))
+    given |= {"bank": bank, name: None}
+    kind = "an ExpertBank, got NoneType" if name == "bank" else "a tensor, got None"
+    with pytest.raises(ValueError, match=f"^fused_moe_mixed: `{name}` must be {kind}$"):
+        fused_moe_mixed(**given)
+
+
+def test_other_experts_are_no_bank():
+    experts, inputs, _ = layer_of()
+    with pytest.raises(ValueError, match="`bank` must be an ExpertBank, got Experts"):
+        fused_moe_mixed(inputs[0], experts, *inputs[1:])
 
 
 # kernels

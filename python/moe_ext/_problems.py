@@ -42,6 +42,7 @@ _DTYPES = {
 }
 _OPERANDS = ("bf16", "fp8")  # what GEMMs and layers take
 _FLOATING = ("bf16", "fp16", "fp32")  # what is quantised or routed by
+_MAX_ELEMENTS = 2**59  # torch counts bytes in 64 bits, and strides of empty tensors too
 _ANY_SM_COUNT = 132  # which kernel there is depends on it, whether there is one does not
 
 Dtype = torch.dtype | str
@@ -65,6 +66,10 @@ def _tensor(shape: Sequence[int], dtype: Dtype) -> Tensor:
         raise TypeError(f"supports: sizes must be whole numbers, got {tuple(shape)}")
     if any(size < 0 for size in shape):
         raise ValueError(f"supports: sizes must not be negative, got {tuple(shape)}")
+    if math.prod(shape) >= _MAX_ELEMENTS or max(shape, default=0) >= _MAX_ELEMENTS:
+        raise ValueError(
+            f"supports: sizes must make tensors of less than 2^59 elements, got {tuple(shape)}"
+        )
     return torch.empty(tuple(shape), dtype=_torch_dtype(dtype), device="meta")
 
 

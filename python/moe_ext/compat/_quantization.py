@@ -55,6 +55,12 @@ def from_config(config: Any) -> Quantization:
     beta = getattr(config, "gemm1_beta", None)
     if beta not in (None, 1.0):
         raise ValueError(f"{_OP}: `gemm1_beta`{where} must be None or 1, got {beta!r}")
+    known = ("use_fp8_w8a8", "block_shape", *_TENSORS, *REFUSED_FLAGS)
+    if not any(hasattr(config, name) for name in known):
+        raise ValueError(
+            f"{_OP}: `quant_config` must have the properties of vLLM's FusedMoEQuantConfig, got "
+            f"{type(config).__name__}"
+        )
     block_shape = getattr(config, "block_shape", None)
     return Quantization(
         use_fp8_w8a8=bool(getattr(config, "use_fp8_w8a8", False)),

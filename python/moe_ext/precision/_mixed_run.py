@@ -21,6 +21,8 @@ from moe_ext.precision._mixed_kernels import choose_mixed_kernels
 from moe_ext.precision._mixed_layer import OPERANDS, MixedLayer
 from moe_ext.precision._mixed_stages import by_stages
 
+INPUTS = ("hidden_states", "topk_weights", "topk_ids")
+
 
 def check_call(
     op: str,
@@ -128,6 +130,10 @@ def _implementation(op: str, *, writes_out: bool = False) -> Callable[..., Tenso
     ) -> Tensor | None:
         layer = MixedLayer(*operands, **choices)
         inputs = (hidden_states, topk_weights, topk_ids)
+        if hidden_states is None or topk_weights is None or topk_ids is None:
+            for name, tensor in zip(INPUTS, inputs, strict=True):
+                if tensor is None:
+                    raise ValueError(f"{op}: `{name}` must be a tensor, got None")
         memory = (expert_map, addend, workspace, out)
         if hidden_states.is_cuda:
             try:

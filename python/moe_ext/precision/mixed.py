@@ -72,7 +72,12 @@ def fused_moe_mixed(
         Does not synchronise on CUDA, allocates the output and a workspace alone, deterministic,
         safe in CUDA graphs; inference only.
     """
-    layer = layer_of(bank)
+    try:
+        layer = layer_of(bank)
+    except (AttributeError, KeyError):  # of a bank it takes no more than its attributes
+        raise ValueError(
+            f"fused_moe_mixed: `bank` must be an ExpertBank, got {type(bank).__name__}"
+        ) from None
     given = (("expert_map", expert_map), ("addend", addend), ("workspace", workspace))
     options: dict[str, Any] = {name: value for name, value in given if value is not None}
     if bank._is_uniform:
