@@ -183,7 +183,6 @@ def test_what_is_no_question_raises():
     "wrong",
     [
         {"expert_map": True},
-        {"num_tokens": 2**70},
         {"first_expert": 1.5},
         {"routed_scale": None},
         {"w13_bias": 0.5},
@@ -201,6 +200,17 @@ def test_a_part_of_another_kind_is_named(wrong):
     }
     with pytest.raises(TypeError, match=r"supports: every part .* got .*num_tokens="):
         moe_ext.supports("fused_moe", device="cpu", **problem | wrong)
+
+
+@pytest.mark.parametrize("num_tokens", [2**58, 2**63, 2**70])
+def test_sizes_of_no_tensor_are_a_reason(num_tokens):
+    sizes = {"top_k": 2, "hidden_size": 64, "intermediate_size": 64, "num_experts": 4}
+    support = moe_ext.supports(
+        "fused_moe", device="cpu", dtype="bf16", num_tokens=num_tokens, **sizes
+    )
+    assert not support
+    message = f"supports: sizes must make tensors of less than 2^59 elements, got ({num_tokens}, 2)"
+    assert support.reason == message
 
 
 def test_an_option_of_another_kind_is_named_with_the_kind_that_it_has():
