@@ -110,6 +110,22 @@ def test_the_miniatures_are_layers_of_every_layout(monkeypatch):
     assert [out.tolist() for out in outs] == zeros
 
 
+def test_the_miniatures_need_no_kernel_of_pytorchs(monkeypatch):
+    """They would take memory that `preload` has no use for."""
+    made = []
+    zeros = torch.zeros
+
+    def on_the_cpu(*args, device, **options):
+        made.append(device)
+        return zeros(*args, device=device, **options)
+
+    monkeypatch.setattr(torch, "zeros", on_the_cpu)
+    monkeypatch.setattr(_preload, "fused_moe", lambda *args, **scales: None)
+    _preload.run_miniatures.__wrapped__(torch.device("meta"))
+    assert made
+    assert set(made) == {"cpu"}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says so only where there is no GPU")
 def test_without_a_gpu_it_says_what_the_ops_say():
     with pytest.raises(RuntimeError, match=r"^moe_ext: "):
