@@ -107,17 +107,18 @@ def run_miniatures(device: torch.device) -> None:
 
     bf16, fp8, fp32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
     num_experts, hidden, intermediate = 2, 128, 128
-    shapes = (num_experts, 2 * intermediate, hidden), (num_experts, hidden, intermediate)
-    in_bf16 = [zeros(*shape, dtype=bf16) for shape in shapes]
-    in_fp8 = [zeros(*shape, dtype=fp8) for shape in shapes]
+    w13, w13_fp8 = (
+        zeros(num_experts, 2 * intermediate, hidden, dtype=dtype) for dtype in (bf16, fp8)
+    )
+    w2, w2_fp8 = (zeros(num_experts, hidden, intermediate, dtype=dtype) for dtype in (bf16, fp8))
     for num_tokens in (1, 2, 3):
         tokens = zeros(num_tokens, hidden, dtype=bf16)
-        routing = zeros(num_tokens, 1, dtype=fp32), zeros(num_tokens, 1, dtype=torch.int32)
-        fused_moe(tokens, *in_bf16, *routing)
-        for w13_shape, w2_shape in (
+        weights, ids = (zeros(num_tokens, 1, dtype=dtype) for dtype in (fp32, torch.int32))
+        fused_moe(tokens, w13, w2, weights, ids)
+        for by_w13, by_w2 in (
             ((num_experts,), (num_experts,)),
             ((num_experts, 2 * intermediate), (num_experts, hidden)),
             ((num_experts, 2, 1), (num_experts, 1, 1)),
         ):
-            w13_scale, w2_scale = zeros(*w13_shape, dtype=fp32), zeros(*w2_shape, dtype=fp32)
-            fused_moe(tokens, *in_fp8, *routing, w13_scale=w13_scale, w2_scale=w2_scale)
+            w13_scale, w2_scale = (zeros(*shape, dtype=fp32) for shape in (by_w13, by_w2))
+            fused_moe(tokens, w13_fp8, w2_fp8, weights, ids, w13_scale=w13_scale, w2_scale=w2_scale)
