@@ -60,7 +60,8 @@ def test_room_is_whole_clusters_and_never_all(config):
     resident = SM_COUNT * config.ctas_per_sm // config.split_k * config.split_k
     for num_experts in (2, 8, 128, 4096):
         for bf16 in range(1, num_experts, max(1, num_experts // 16)):
-            few = _mixed_kernels.are_few(bf16, num_experts)
+            few = 4 * bf16 < num_experts
+            assert planner().are_few(bf16, num_experts) == few
             for slots in (1, num_experts, num_experts + 1):
                 spared = planner().spared_ctas(slots, num_experts, bf16, config.index, SM_COUNT)
                 assert spared % config.split_k == 0

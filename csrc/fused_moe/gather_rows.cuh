@@ -62,20 +62,19 @@ __device__ inline float weight_at(GatherParams const& problem, int token, int ch
   return __bfloat162float(static_cast<Element const*>(problem.weights)[offset]);
 }
 
-/// The rows that count, where a kernel's work at them begins and as long as it goes on. At its begin it waits for the
-/// previous kernel, as wait_for_previous_kernel does, and asks which rows these are, before the wait where it may: that
-/// then takes no time. A kernel beside the previous one waits at its end, whichever way a thread leaves it.
+/// As wait_for_previous_kernel; returns which rows count, which where it may be asked before the wait takes no time.
+__device__ inline RowSpan wait_and_count_rows(GatherParams const& problem) {
+  RowSpan const before = problem.counted_before ? valid_rows(problem) : RowSpan{};
+  wait_for_previous_kernel(problem);
+  return problem.counted_before ? before : valid_rows(problem);
+}
+
+/// The rows that count, as long as a kernel is at work at them. At its begin it waits and counts; one beside the
+/// previous kernel waits for that at its end, whichever way a thread leaves it.
 class RowsAtWork : public RowSpan {
  public:
-  __device__ explicit RowsAtWork(GatherParams const& problem) : RowSpan{}, problem_(problem) {
-    if (problem.counted_before) {
-      static_cast<RowSpan&>(*this) = valid_rows(problem);
-    }
-    wait_for_previous_kernel(problem);
-    if (!problem.counted_before) {
-      static_cast<RowSpan&>(*this) = valid_rows(problem);
-    }
-  }
+  __device__ explicit RowsAtWork(GatherParams const& problem)
+      : RowSpan(wait_and_count_rows(problem)), problem_(problem) {}
   __device__ ~RowsAtWork() {
     if (problem_.beside_previous) {
       cudaGridDependencySynchronize();

@@ -15,7 +15,7 @@ struct MixedLoad {
   std::int64_t bf16_experts;
 };
 
-/// python/moe_ext/precision/_mixed_kernels.py has the same rule.
+/// Whether so few experts are in BF16 that their GEMM only comes beside the one in FP8. Python asks too, for kernels.
 constexpr bool are_few(MixedLoad const& load) {
   return 4 * load.bf16_experts < load.num_experts;
 }

@@ -218,6 +218,14 @@ PYBIND11_MODULE(_planner, m) {
   m.doc() = "Compiled kernels, the host twin of the device tile scheduler, and a layer's sizes.";
   m.def("configs_csv", &gg::configs_csv, "All compiled kernels, one line each after a header.");
   m.def(
+      "are_few",
+      [](std::int64_t bf16_experts, std::int64_t num_experts) {
+        return layer::are_few({.slots = 0, .num_experts = num_experts, .bf16_experts = bf16_experts});
+      },
+      py::arg("bf16_experts"),
+      py::arg("num_experts"),
+      "Whether a stage of a mixture has so few experts in BF16 that their GEMM only comes beside the other.");
+  m.def(
       "spared_ctas",
       [](std::int64_t slots,
          std::int64_t num_experts,

@@ -19,6 +19,7 @@ from moe_ext._fused_moe_launch import launch, launch_checked
 from moe_ext._fused_moe_reference import fused_moe_reference
 from moe_ext._fused_moe_workspace import workspace_bytes
 from moe_ext._library import device_kernels
+from moe_ext._words import check_given
 
 _OPERANDS = ("hidden_states", "w13", "w2", "topk_weights", "topk_ids")
 _CUDA_ONLY = ("accumulate", "batch_invariant", "workspace")
@@ -27,8 +28,7 @@ _CUDA_ONLY = ("accumulate", "batch_invariant", "workspace")
 def _check_and_run(op: str, out: Tensor | None, *operands: Tensor, **options: Any) -> Tensor:
     """Run a call on the CPU, or one on CUDA that was refused; `options` are all there are."""
     for name, operand in zip(_OPERANDS, operands, strict=True):
-        if operand is None:
-            raise ValueError(f"{op}: `{name}` must be a tensor, got None")
+        check_given(op, name, operand)
     layer = check_fused_moe(op, out, *operands, **options)
     hidden_states = operands[0]
     if not hidden_states.is_cuda:

@@ -17,6 +17,7 @@ from moe_ext._quantize_checks import (
     scale_shape,
 )
 from moe_ext._quantize_reference import quantize_fp8_reference
+from moe_ext._words import check_given
 
 # CTAs an SM that look for the largest value of a tensor; what one of them reads at a time.
 _CTAS_PER_SM = 6
@@ -149,6 +150,5 @@ def run_quantize_fp8_out(
 ) -> None:
     """Implement `moe_ext::quantize_fp8_out` for CPU and CUDA."""
     for argument, tensor in (("q", q), ("scale_out", scale_out)):
-        if tensor is None:
-            raise ValueError(f"quantize_fp8_out: `{argument}` must be a tensor, got None")
+        check_given("quantize_fp8_out", argument, tensor)
     _run("quantize_fp8_out", (q, scale_out), x, granularity, **options)

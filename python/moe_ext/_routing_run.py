@@ -11,7 +11,7 @@ from moe_ext._cpu import warn_of_cpu
 from moe_ext._library import device_kernels
 from moe_ext._routing_checks import MAX_TOP_K, SCORINGS, check_topk_routing
 from moe_ext._routing_reference import topk_routing_reference
-from moe_ext._words import FLOAT_MAX
+from moe_ext._words import FLOAT_MAX, check_given
 
 Outputs = tuple[Tensor, Tensor]
 
@@ -113,6 +113,5 @@ def run_topk_routing_out(
 ) -> None:
     """Implement `moe_ext::topk_routing_out` for CPU and CUDA."""
     for argument, tensor in (("weights", weights), ("ids", ids)):
-        if tensor is None:
-            raise ValueError(f"topk_routing_out: `{argument}` must be a tensor, got None")
+        check_given("topk_routing_out", argument, tensor)
     _run("topk_routing_out", (weights, ids), logits, top_k, **options)

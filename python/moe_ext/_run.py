@@ -19,6 +19,7 @@ from moe_ext._cpu import warn_of_cpu
 from moe_ext._dispatch import select
 from moe_ext._expected_rows import rows_to_choose_for
 from moe_ext._library import device_kernels
+from moe_ext._words import check_given
 from moe_ext.reference import grouped_gemm_reference
 
 # Bits of the C++ op's `flags`, twins of those in csrc/grouped_gemm/op.hpp.
@@ -146,8 +147,7 @@ def _check_and_run(
     """Run a call on the CPU, or one on CUDA that `_launch` was refused."""
     masked = bool(flags & _MASKED)
     for name, value in (("a", a), ("b", b), ("counts" if masked else "offs", offs)):
-        if value is None:
-            raise ValueError(f"{op}: `{name}` must be a tensor, got None")
+        check_given(op, name, value)
     form = check_grouped_gemm(
         op,
         out,

@@ -7,7 +7,7 @@ import functools
 from torch import Tensor
 
 from moe_ext._activations import ACTIVATIONS, resolved
-from moe_ext._configs import all_configs
+from moe_ext._configs import all_configs, planner
 from moe_ext._fused_moe_checks import Layer
 from moe_ext._fused_moe_kernels import choose_kernels
 from moe_ext._fused_moe_scales import WeightScale, weight_scale_of
@@ -92,20 +92,12 @@ def _choose(
         pair = chosen[stage, FP8], chosen[stage, BF16]
         if NONE in pair:
             continue
-        if are_few(bf16, num_experts):
+        if planner().are_few(bf16, num_experts):
             pair = pair[0], _beside(*pair, hidden)
         elif not batch_invariant and hidden % 16 == 0 and num_experts >= MANY_EXPERTS:
             pair = _of_half(*pair, num_slots / num_experts)
         chosen[stage, FP8], chosen[stage, BF16] = pair
     return chosen[0, FP8], chosen[0, BF16], chosen[1, FP8], chosen[1, BF16]
-
-
-def are_few(bf16: int, num_experts: int) -> bool:
-    """Whether so few experts have a stage in BF16 that their GEMM only comes beside the other.
-
-    csrc/fused_moe/mixed_order.hpp has the same rule.
-    """
-    return 4 * bf16 < num_experts
 
 
 def _serves_both(gate_up: int, hidden: int) -> bool:

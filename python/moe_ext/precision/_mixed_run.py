@@ -16,12 +16,10 @@ from moe_ext._cpu import warn_of_cpu
 from moe_ext._fused_moe_checks import check_inputs, check_options
 from moe_ext._fused_moe_launch import OWN, REMEMBER, layer_flags
 from moe_ext._library import device_kernels
-from moe_ext._words import FLOAT_MAX
+from moe_ext._words import FLOAT_MAX, check_given
 from moe_ext.precision._mixed_kernels import choose_mixed_kernels
 from moe_ext.precision._mixed_layer import OPERANDS, MixedLayer
 from moe_ext.precision._mixed_stages import by_stages
-
-INPUTS = ("hidden_states", "topk_weights", "topk_ids")
 
 
 def check_call(
@@ -130,10 +128,9 @@ def _implementation(op: str, *, writes_out: bool = False) -> Callable[..., Tenso
     ) -> Tensor | None:
         layer = MixedLayer(*operands, **choices)
         inputs = (hidden_states, topk_weights, topk_ids)
-        if hidden_states is None or topk_weights is None or topk_ids is None:
-            for name, tensor in zip(INPUTS, inputs, strict=True):
-                if tensor is None:
-                    raise ValueError(f"{op}: `{name}` must be a tensor, got None")
+        check_given(op, "hidden_states", hidden_states)
+        check_given(op, "topk_weights", topk_weights)
+        check_given(op, "topk_ids", topk_ids)
         memory = (expert_map, addend, workspace, out)
         if hidden_states.is_cuda:
             try:
