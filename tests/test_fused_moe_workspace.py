@@ -38,6 +38,7 @@ def parts_of(slots, hidden, inner, experts, fp8):
     layout = workspace_layout(slots, hidden, inner, experts, fp8)
     sizes = {
         "offs": 4 * experts,
+        "listed": 16 * min(slots, 128),
         "row_slot": 4 * slots,
         "slot_row": 4 * slots,
         "gathered": slots * (up(hidden) if fp8 else 2 * hidden),
@@ -59,7 +60,7 @@ def assert_apart(parts, names):
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
 
 
-ALWAYS = ("offs", "row_slot", "slot_row")
+ALWAYS = ("offs", "listed", "row_slot", "slot_row")
 
 
 @hypothesis.settings(deadline=None)

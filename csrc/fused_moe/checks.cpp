@@ -9,6 +9,7 @@
 #include "fused_moe/gemm_checks.hpp"
 #include "fused_moe/op.hpp"
 #include "fused_moe/operand_checks.hpp"
+#include "fused_moe/sort_and_quantize.hpp"
 #include "fused_moe/sort_op.hpp"
 #include "fused_moe/workspace.hpp"
 #include "fused_moe/workspace_layout.hpp"
@@ -125,6 +126,7 @@ Layer check_layer(Call const& call,
                                        call.addend,
                                        call.routed_scale)};
   layer.sort.offs = parts.offs;
+  layer.sort.listed = should_list(form) ? parts.listed : nullptr;
   layer.sort.row_slot = parts.row_slot;
   layer.sort.slot_row = parts.slot_row;
   layer.sort.scratch = parts.sort_scratch;
@@ -176,8 +178,13 @@ Layer check_layer(Call const& call,
   layer.combine.slot_row = parts.slot_row;
   layer.combine.programmatic = true;
   layer.combine.only_y_is_new = true;
+  layer.sorts_beside_tokens = layer.gathers && can_sort_and_quantize(layer.sort, layer.gather);
+  if (layer.sorts_beside_tokens) {
+    layer.gather.beside_previous = false;
+  }
   for (gemm::Params* const params : {&layer.gate_up.params, &layer.down.params}) {
     params->groups.offs = parts.offs;
+    params->groups.listed = layer.sort.listed;
   }
   return layer;
 }

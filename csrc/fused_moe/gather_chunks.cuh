@@ -33,10 +33,10 @@ struct Chunk {
   int left;    // columns from there to the end of the row, none where there is no row
 };
 
-/// The chunk of this thread's team.
+/// The chunk of this thread's team in CTA `cta`.
 template <int kBlocks>
-__device__ Chunk<kBlocks> load_own_chunk(ChunkParams const& params, RowSpan rows) {
-  int const thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+__device__ Chunk<kBlocks> load_own_chunk(ChunkParams const& params, RowSpan rows, int cta) {
+  int const thread = cta * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
   Chunk<kBlocks> chunk;
   params.chunks_per_row(chunk.row, chunk.index, thread / kTeam);
   Row const row = find_row(params.source, chunk.row, rows);
@@ -68,11 +68,14 @@ ChunkParams make_chunk_params(GatherParams const& params) {
           .num_chunks = static_cast<int>(all)};
 }
 
+inline bool has_few_chunks(GatherParams const& params) {
+  return ceil_div(params.hidden_size, kManyBlocks * quantize::kBlock) * params.max_rows < kFewChunks;
+}
+
 /// Calls `function.template operator()<kBlocks>(threads)` for a size of chunk that keeps all SMs at work.
 template <class Function>
 void with_chunk_size(GatherParams const& params, Function const& function) {
-  std::int64_t const chunks = ceil_div(params.hidden_size, kManyBlocks * quantize::kBlock) * params.max_rows;
-  if (chunks < kFewChunks) {
+  if (has_few_chunks(params)) {
     function.template operator()<1>(kFewChunkThreads);
   } else {
     function.template operator()<kManyBlocks>(quantize::kChunkThreads);

@@ -1,6 +1,6 @@
 // Rows copied, or quantised by a scale that is known.
-#include "fused_moe/gather_chunks.cuh"
 #include "fused_moe/gather_launch.hpp"
+#include "fused_moe/gather_static_scale.cuh"
 
 namespace moe_ext::fused_moe::gather {
 namespace {
@@ -10,7 +10,7 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_copy_kernel(
     __grid_constant__ ChunkParams const params) {
   RowsAtWork const rows(params.source.problem);
   GatherParams const& problem = params.source.problem;
-  auto const chunk = load_own_chunk<kBlocks>(params, rows);
+  auto const chunk = load_own_chunk<kBlocks>(params, rows, static_cast<int>(blockIdx.x));
   Element* const out = static_cast<Element*>(problem.out) + chunk.row * problem.out_row_stride + chunk.column;
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {
@@ -23,16 +23,7 @@ __global__ __launch_bounds__(quantize::kChunkThreads) void gather_copy_kernel(
 template <int kBlocks>
 __global__ __launch_bounds__(quantize::kChunkThreads) void gather_static_scale_kernel(
     __grid_constant__ ChunkParams const params) {
-  RowsAtWork const rows(params.source.problem);
-  GatherParams const& problem = params.source.problem;
-  quantize::Divisor const divisor(*problem.static_scale);
-  auto const chunk = load_own_chunk<kBlocks>(params, rows);
-  std::uint8_t* const out = fp8_row(problem, chunk.row) + chunk.column;
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    auto const values = quantize::quantize<Element, quantize::Values::Any>(chunk.vectors[i], divisor);
-    store_fp8(values, out + i * quantize::kBlock, chunk.left - i * quantize::kBlock);
-  }
+  quantise_by_static_scale<kBlocks>(params, static_cast<int>(blockIdx.x));
 }
 
 }  // namespace

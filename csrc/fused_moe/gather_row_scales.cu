@@ -1,76 +1,21 @@
-// One scale for each row: a row lies in the registers of as many warps as it takes, up to 1024 threads.
+// A scale for each row.
 #include "fused_moe/gather_launch.hpp"
-#include "fused_moe/gather_whole_rows.cuh"
+#include "fused_moe/gather_row_scales.cuh"
 
 namespace moe_ext::fused_moe::gather {
 namespace {
 
-// With fewer rows than this, less than two an SM, more threads share a row: a vector each.
-constexpr int kFewRows = 264;
-
-template <int kVectors>
-__device__ float largest_of_part(RowVector const (&vectors)[kVectors]) {
-  float largest = 0.0f;
-#pragma unroll
-  for (RowVector const& vector : vectors) {
-    largest = fmaxf(largest, quantize::largest_of(vector));
-  }
-  return largest;
-}
-
 template <int kVectors>
 __global__ __launch_bounds__(kMaxRowThreads) void gather_row_scales_kernel(
     __grid_constant__ RowParams const params) {
-  RowsAtWork const rows(params.source.problem);
-  GatherParams const& problem = params.source.problem;
-  int const threads = params.threads_per_row;
-  int const thread = static_cast<int>(threadIdx.x) % threads;
-  int const in_cta = static_cast<int>(threadIdx.x) / threads;
-  int const index = static_cast<int>(blockIdx.x) * (static_cast<int>(blockDim.x) / threads) + in_cta;
-  Row const row = find_row(params.source, index, rows);
-  // The same for all threads of the row, so for all that meet below.
-  if (row.x == nullptr) {
-    return;
-  }
-  int const column = thread * RowVector::kElems;
-  int const step = threads * RowVector::kElems;
-  int const part = step * kVectors;
-  RowVector vectors[kVectors];
-  load_part(params.source, row, column, step, problem.hidden_size, vectors);
-  float largest = largest_of_part(vectors);
-  if (part < problem.hidden_size) {
-    for (int first = part; first < problem.hidden_size; first += part) {
-      load_part(params.source, row, first + column, step, problem.hidden_size, vectors);
-      largest = fmaxf(largest, largest_of_part(vectors));
-    }
-    // Back to the first part, with which the loop below begins.
-    load_part(params.source, row, column, step, problem.hidden_size, vectors);
-  }
-  float const scale = quantize::scale_of(largest_of_row(largest, threads), false);
-  quantize::Divisor const divisor(scale);
-  std::uint8_t* const out = fp8_row(problem, index);
-  for (int first = 0; first < problem.hidden_size; first += part) {
-    if (first > 0) {
-      load_part(params.source, row, first + column, step, problem.hidden_size, vectors);
-    }
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      int const own = first + column + i * step;
-      auto const values = quantize::quantize<Element, quantize::Values::OfTheScale>(vectors[i], divisor);
-      store_fp8(values, out + own, problem.hidden_size - own);
-    }
-  }
-  if (thread == 0) {
-    problem.scale[index * problem.scale_row_stride] = scale;
-  }
+  quantise_rows<kVectors>(params, static_cast<int>(blockIdx.x));
 }
 
 }  // namespace
 
 void by_rows(GatherParams const& params, cudaStream_t stream) {
   constexpr int kColumns = RowVector::kElems * kWarp;  // of a warp, a vector each
-  bool const few = params.max_rows < kFewRows && params.hidden_size <= RowVector::kElems * kMaxRowThreads;
-  if (few || params.hidden_size <= kColumns) {
+  if (has_few_rows(params) || params.hidden_size <= kColumns) {
     return launch_rows<1>(gather_row_scales_kernel<1>, params, stream);
   }
   if (params.hidden_size <= 2 * kColumns) {

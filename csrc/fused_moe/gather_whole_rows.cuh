@@ -14,6 +14,13 @@ inline constexpr int kRowVectors = 4;  // of a thread, loaded before the first i
 // Short rows share a CTA, as many as there are warps in this.
 inline constexpr int kPreferredRowThreads = 256;
 
+// With fewer rows than this, less than two an SM, more threads share a row: a vector each.
+inline constexpr int kFewRows = 264;
+
+inline bool has_few_rows(GatherParams const& params) {
+  return params.max_rows < kFewRows && params.hidden_size <= RowVector::kElems * kMaxRowThreads;
+}
+
 struct RowParams {
   RowSource source;
   int threads_per_row;  // whole warps; more than one only where a row has a CTA for itself
@@ -51,20 +58,27 @@ __device__ inline float largest_of_row(float largest, int threads_per_row) {
   return quantize::largest_of_lanes<kWarp>(lane < blockDim.x / kWarp ? of_warps[lane] : 0.0f);
 }
 
+/// Threads of a row that has `vectors` a thread.
+inline int threads_per_row(GatherParams const& params, int vectors) {
+  int const columns = RowVector::kElems * vectors * kWarp;  // of a warp
+  std::int64_t const warps = ceil_div(params.hidden_size, columns);
+  return static_cast<int>(std::min<std::int64_t>(warps, kMaxRowThreads / kWarp)) * kWarp;
+}
+
+inline LaunchShape row_shape(GatherParams const& params, int threads) {
+  int const rows = threads == kWarp ? kPreferredRowThreads / kWarp : 1;
+  return {.grid = static_cast<unsigned>(ceil_div(params.max_rows, rows)),
+          .threads = static_cast<unsigned>(threads * rows),
+          .cluster = 1,
+          .shared_bytes = 0,
+          .programmatic = params.programmatic};
+}
+
 template <int kVectors>
 void launch_rows(void (*kernel)(RowParams), GatherParams const& params, cudaStream_t stream) {
-  constexpr int kColumns = RowVector::kElems * kVectors * kWarp;  // of a warp
-  int const warps = static_cast<int>(
-      std::min<std::int64_t>(ceil_div(params.hidden_size, kColumns), kMaxRowThreads / kWarp));
-  int const threads = warps * kWarp;
-  int const rows = warps == 1 ? kPreferredRowThreads / kWarp : 1;
+  int const threads = threads_per_row(params, kVectors);
   RowParams const kernel_params{.source = make_row_source(params), .threads_per_row = threads};
-  LaunchShape const shape{.grid = static_cast<unsigned>(ceil_div(params.max_rows, rows)),
-                          .threads = static_cast<unsigned>(threads * rows),
-                          .cluster = 1,
-                          .shared_bytes = 0,
-                          .programmatic = params.programmatic};
-  launch_kernel(kernel, shape, stream, kernel_params);
+  launch_kernel(kernel, row_shape(params, threads), stream, kernel_params);
 }
 
 }  // namespace moe_ext::fused_moe::gather

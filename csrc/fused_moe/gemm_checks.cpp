@@ -110,6 +110,11 @@ bool leaves_fp8(Form const& form, std::int64_t w13_config, bool one_scale) {
          workspace_bytes(sizes[0], sizes[1], sizes[2], sizes[3]);
 }
 
+bool should_list(Form const& form) {
+  // A piece may be less than a token tile; so that it seldom is, no token has an expert twice.
+  return form.num_tokens <= gemm::kListedRows && form.slots() <= (form.fp8 ? kMaxFewSlots : kMaxFewSlots / 2);
+}
+
 bool should_gather(gemm::Config const& config, Form const& form) {
   constexpr std::int64_t kShortIntermediate = 1024;
   constexpr std::int64_t kFewRowsPerExpert = 256;

@@ -34,6 +34,9 @@ bool can_quantise(gemm::Config const& config, Form const& form, bool one_scale);
 /// for these values apart from those that it reads.
 bool leaves_fp8(Form const& form, std::int64_t w13_config, bool one_scale);
 
+/// Whether the sort lists rows too, for GEMMs that then begin sooner. Measured in docs/notes/first-microseconds.md.
+bool should_list(Form const& form);
+
 /// Whether a kernel that can read rows where their tokens are should, in place of one before it that puts them in
 /// order. That one's time grows with rows and hidden size; what the GEMM loses, where it is bound by the tensor core,
 /// with the intermediate size too. With few tokens a launch less counts. Measured in docs/notes/token-gather.md.

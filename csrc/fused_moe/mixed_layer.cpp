@@ -1,6 +1,8 @@
 // The launches of a layer of experts in two precisions.
 #include "fused_moe/mixed_layer.hpp"
 
+#include "fused_moe/sort_and_quantize.hpp"
+
 namespace moe_ext::fused_moe {
 namespace {
 
@@ -19,8 +21,12 @@ void run(std::optional<LayerGemm> const& gemm, cudaStream_t stream) {
 }  // namespace
 
 void run_mixed_layer(MixedLayer const& layer, cudaStream_t stream) {
-  sort_tokens(layer.sort, stream);
-  run(layer.quantised_rows, stream);
+  if (layer.sorts_beside_tokens) {
+    sort_and_quantize(&layer.sort, *layer.quantised_rows, stream);
+  } else {
+    sort_tokens(layer.sort, stream);
+    run(layer.quantised_rows, stream);
+  }
   run(layer.copied_rows, stream);
   run(layer.bf16_gate_up_first ? layer.bf16_gate_up : layer.fp8_gate_up, stream);
   run(layer.bf16_gate_up_first ? layer.fp8_gate_up : layer.bf16_gate_up, stream);
@@ -28,7 +34,9 @@ void run_mixed_layer(MixedLayer const& layer, cudaStream_t stream) {
     run(layer.bf16_down, stream);
   }
   for (std::optional<GatherParams> const& stage : layer.quantize) {
-    run(stage, stream);
+    if (stage.has_value()) {
+      quantize_features(*stage, layer.sorts_beside_tokens, stream);
+    }
   }
   for (std::optional<LayerGemm> const& gemm : layer.fp8_down) {
     run(gemm, stream);

@@ -26,6 +26,7 @@ struct MixedLayer {
   std::optional<LayerGemm> bf16_down;
   bool bf16_down_first;
   CombineParams combine;
+  bool sorts_beside_tokens = false;  // as a Layer
 };
 
 /// Launches the chain, in which run_layer's rules hold, and two more:

@@ -31,6 +31,7 @@ MixedMemory check_memory(Tensor const& workspace, Form const& form) {
               kOp,
               ": `workspace` must have room for sorting, got less");
   return {.offs = reinterpret_cast<int*>(base + layout.offs),
+          .listed = reinterpret_cast<grouped_gemm::ListedRows*>(base + layout.listed),
           .row_slot = reinterpret_cast<int*>(base + layout.row_slot),
           .slot_row = reinterpret_cast<int*>(base + layout.slot_row),
           .tokens = base + layout.tokens,

@@ -4,12 +4,14 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include "fused_moe/checks.hpp"
+#include "grouped_gemm/tiling.hpp"
 
 namespace moe_ext::fused_moe {
 
 /// The parts of a workspace (mixed_workspace.hpp), which begin at multiples of kWorkspaceAlignment.
 struct MixedMemory {
   int* offs;
+  grouped_gemm::ListedRows* listed;
   int* row_slot;
   int* slot_row;
   unsigned char* tokens;

@@ -12,6 +12,7 @@
 #include "fused_moe/mixed_workspace.hpp"
 #include "fused_moe/op.hpp"
 #include "fused_moe/operand_checks.hpp"
+#include "fused_moe/sort_and_quantize.hpp"
 #include "fused_moe/sort_op.hpp"
 #include "fused_moe/workspace.hpp"
 #include "fused_moe/workspace_layout.hpp"
@@ -303,6 +304,8 @@ class Stages {
     params.groups.offs = memory_.offs + range.place;
     params.groups.num_groups = static_cast<int>(range.count);
     params.groups.continues = range.place > 0;
+    params.groups.listed = should_list(form_) ? memory_.listed : nullptr;
+    params.groups.first_listed = static_cast<int>(range.place);
     params.expected_rows = ceil_div(form_.slots() * range.count, form_.num_experts);
     return gemm;
   }
@@ -348,12 +351,18 @@ MixedLayer check_mixed_layer(MixedCall const& call,
                                call.routed_scale)};
   layer.sort.places = check_expert_ints(kOp, "places", call.places, layer_form);
   layer.sort.offs = memory.offs;
+  layer.sort.listed = should_list(layer_form) ? memory.listed : nullptr;
   layer.sort.row_slot = memory.row_slot;
   layer.sort.slot_row = memory.slot_row;
   layer.sort.scratch = reinterpret_cast<int*>(memory.rows);
   Stages stages(call, form, choice, memory);
   stages.add_gate_up(layer);
   stages.add_down(layer);
+  layer.sorts_beside_tokens =
+      layer.quantised_rows.has_value() && can_sort_and_quantize(layer.sort, *layer.quantised_rows);
+  if (layer.sorts_beside_tokens) {
+    layer.quantised_rows->beside_previous = false;
+  }
   layer.combine.y = memory.rows;
   layer.combine.num_rows = layer_form.slots();
   layer.combine.slot_row = memory.slot_row;

@@ -11,6 +11,7 @@ namespace moe_ext::fused_moe {
 /// intermediate always of BF16).
 struct MixedWorkspaceLayout {
   std::int64_t offs;          // (num_experts,) int32
+  std::int64_t listed;        // (kMaxFewSlots,) ListedRows
   std::int64_t row_slot;      // (slots,) int32
   std::int64_t slot_row;      // (slots,) int32
   std::int64_t tokens;        // (num_tokens, hidden) FP8, where gate_up of FP8 finds its rows itself
@@ -36,7 +37,8 @@ constexpr MixedWorkspaceLayout mixed_workspace_layout(std::int64_t num_tokens,
                                                       std::int64_t num_experts) {
   std::int64_t const slots = num_tokens * top_k;
   MixedWorkspaceLayout result{};
-  result.row_slot = workspace_aligned(4 * num_experts);
+  result.listed = workspace_aligned(4 * num_experts);
+  result.row_slot = result.listed + kListBytes;
   result.slot_row = result.row_slot + workspace_aligned(4 * slots);
   result.tokens = result.slot_row + workspace_aligned(4 * slots);
   result.token_scale = result.tokens + workspace_aligned(fp8_row_bytes(hidden) * num_tokens);

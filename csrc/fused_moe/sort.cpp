@@ -14,6 +14,15 @@ std::int64_t sort_scratch_elems(std::int64_t num_slots, int num_experts) {
   return plan.way == SortWay::Grid ? std::int64_t{sort_bins(num_experts)} * (plan.tiles + 1) : 0;
 }
 
+SortKernelParams make_sort_kernel_params(SortParams const& params, SortPlan const& plan) {
+  return {.problem = params,
+          .choices_of_token = cutlass::FastDivmod(params.top_k),
+          .num_slots = static_cast<int>(params.num_tokens * params.top_k),
+          .bins = sort_bins(params.num_experts),
+          .bits = static_cast<int>(std::bit_width(static_cast<unsigned>(params.num_experts))),
+          .tiles = plan.tiles};
+}
+
 void sort_tokens(SortParams const& params, cudaStream_t stream) {
   check_value(params.num_experts >= 1 && params.num_experts <= kMaxExperts,
               "sort_tokens: the number of experts must be in [1, ",
@@ -28,14 +37,13 @@ void sort_tokens(SortParams const& params, cudaStream_t stream) {
               " tokens with ",
               params.top_k);
   std::int64_t const slots = params.num_tokens * params.top_k;
+  check_value(params.listed == nullptr || slots <= kMaxFewSlots,
+              "sort_tokens: there must be at most ",
+              kMaxFewSlots,
+              " slots for a list of their rows, got ",
+              slots);
   SortPlan const plan = plan_sort(slots, params.num_experts);
-  SortKernelParams const kernel_params{
-      .problem = params,
-      .choices_of_token = cutlass::FastDivmod(params.top_k),
-      .num_slots = static_cast<int>(slots),
-      .bins = sort_bins(params.num_experts),
-      .bits = static_cast<int>(std::bit_width(static_cast<unsigned>(params.num_experts))),
-      .tiles = plan.tiles};
+  SortKernelParams const kernel_params = make_sort_kernel_params(params, plan);
   switch (plan.way) {
     case SortWay::Few:
       return sort_few(kernel_params, plan, stream);

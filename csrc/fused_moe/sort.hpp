@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "grouped_gemm/tiling.hpp"
+
 namespace moe_ext::fused_moe {
 
 enum class IdType { Int32, Int64 };
@@ -32,7 +34,9 @@ struct SortParams {
   bool tokens_of_rows;  // row_slot takes t in place of t * top_k + j
   int* slot_row;        // (num_tokens * top_k,), -1 where dropped
   int* scratch;         // sort_scratch_elems(...) of them, null where that is 0
-  bool programmatic;    // may begin before the previous kernel has ended, for which it then waits
+  /// Not null, of up to kMaxFewSlots slots: as many pieces of rows by place, and then none.
+  grouped_gemm::ListedRows* listed = nullptr;
+  bool programmatic;  // may begin before the previous kernel has ended, for which it then waits
 };
 
 /// How much scratch so many slots take, 0 where one launch does.

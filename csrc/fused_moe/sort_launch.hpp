@@ -5,6 +5,8 @@
 
 namespace moe_ext::fused_moe {
 
+SortKernelParams make_sort_kernel_params(SortParams const& params, SortPlan const& plan);
+
 void sort_few(SortKernelParams const& params, SortPlan const& plan, cudaStream_t stream);
 
 /// SortWay::Cta and SortWay::Cluster.

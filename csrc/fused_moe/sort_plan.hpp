@@ -47,8 +47,8 @@ inline int sort_threads(std::int64_t slots, int items) {
 inline SortPlan plan_sort(std::int64_t slots, int num_experts) {
   if (slots <= kMaxFewSlots) {
     int const items = slots <= kWarp ? 1 : kMaxFewSlots / kWarp;
-    std::int64_t const queries = num_experts + slots;
-    return {SortWay::Few, items, kFewThreads, static_cast<int>(ceil_div(queries, kFewThreads))};
+    int const expert_ctas = static_cast<int>(ceil_div(num_experts, kFewThreads));
+    return {SortWay::Few, items, kFewThreads, expert_ctas + 1};
   }
   // Each warp has counts of its own: with thousands of experts shared memory holds those of half as many.
   constexpr int kReserved = 1024;

@@ -81,6 +81,7 @@ WorkspaceParts check_workspace(Tensor const& workspace,
 
   WorkspaceParts result{};
   result.offs = parts.at<int>(layout.offs, 4 * num_experts);
+  result.listed = parts.at<grouped_gemm::ListedRows>(layout.listed, kListBytes);
   result.row_slot = parts.at<int>(layout.row_slot, 4 * slots);
   result.slot_row = parts.at<int>(layout.slot_row, 4 * slots);
   result.sort_scratch = parts.at<int>(layout.gathered, 0);

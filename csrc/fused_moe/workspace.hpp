@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include "fused_moe/gather.hpp"
+#include "grouped_gemm/tiling.hpp"
 
 namespace moe_ext::fused_moe {
 
@@ -15,6 +16,7 @@ GatherParams make_stage(int const* num_rows, std::int64_t slots, std::int64_t co
 
 struct WorkspaceParts {
   int* offs;
+  grouped_gemm::ListedRows* listed;
   int* row_slot;
   int* slot_row;
   int* sort_scratch;  // lies where later stages write

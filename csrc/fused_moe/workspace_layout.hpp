@@ -6,16 +6,22 @@
 #include <cstdint>
 
 #include "common/math.hpp"
-#include "grouped_gemm/config.hpp"
+#include "fused_moe/sort_plan.hpp"
+#include "grouped_gemm/tiling.hpp"
 
 namespace moe_ext::fused_moe {
 
 /// Bytes that each part begins at a multiple of.
 inline constexpr std::int64_t kWorkspaceAlignment = 256;
 
+/// Of a list of the rows of few slots.
+inline constexpr std::int64_t kListBytes = sizeof(grouped_gemm::ListedRows) * kMaxFewSlots;
+static_assert(kListBytes % kWorkspaceAlignment == 0);
+
 /// Where each part begins, in bytes from the workspace's first aligned byte.
 struct WorkspaceLayout {
   std::int64_t offs;                       // (num_experts,) int32
+  std::int64_t listed;                     // (kMaxFewSlots,) ListedRows
   std::int64_t row_slot;                   // (slots,) int32
   std::int64_t slot_row;                   // (slots,) int32
   std::int64_t gathered;                   // (slots, hidden) BF16, or FP8 with rows of a multiple of 16 bytes
@@ -52,7 +58,8 @@ constexpr WorkspaceLayout workspace_layout(std::int64_t slots,
                                            bool apart = false) {
   WorkspaceLayout result{};
   result.offs = 0;
-  result.row_slot = result.offs + workspace_aligned(4 * num_experts);
+  result.listed = result.offs + workspace_aligned(4 * num_experts);
+  result.row_slot = result.listed + kListBytes;
   result.slot_row = result.row_slot + workspace_aligned(4 * slots);
   std::int64_t const first = result.slot_row + workspace_aligned(4 * slots);
   std::int64_t const hidden_bytes = workspace_aligned(2 * hidden * slots);

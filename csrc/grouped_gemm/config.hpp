@@ -79,6 +79,11 @@ constexpr bool is_narrow(Config const& config) {
   return config.tile_tokens < 64;
 }
 
+/// Whether a kernel can find its tiles by a list of the groups that have rows.
+constexpr bool takes_list(Config const& config) {
+  return is_narrow(config) && config.output != Output::Rows;
+}
+
 /// Whether a kernel can load tokens whose rows lie anywhere, as those of a layer's first GEMM do. Two kinds of promoted
 /// kernels would pay for the code even where it does not run: with stages of 256 bytes of K and wide tiles sums and
 /// partial sums lose their separate register banks, and three mma warp groups have no registers to give.

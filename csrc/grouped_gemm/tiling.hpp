@@ -44,6 +44,16 @@ MOE_EXT_HOST_DEVICE constexpr RowRange masked_rows(int group, int count, int max
   return {begin, begin + clamp_row(count, max_rows)};
 }
 
+/// A piece of a group that has rows, as whoever wrote `offs` may list them too: at most kListedRows of its rows.
+struct alignas(16) ListedRows {
+  int group;  // -1: none
+  int begin;
+  int end;
+};
+
+/// No more than a token tile of any kernel that takes a list.
+inline constexpr int kListedRows = 16;
+
 /// Where the rows of each group lie. Contiguous: offs[g] is the end row of group g, its first that of the group
 /// before. Masked: group g has max_rows rows, the first offs[g] of which count.
 struct GroupRows {
@@ -53,6 +63,10 @@ struct GroupRows {
   int max_rows;  // 0: contiguous
   /// Contiguous: group 0 begins at row offs[-1], where another launch's groups end, not at row 0.
   bool continues = false;
+  /// Not null, contiguous: (num_rows,), all rows in pieces, by group, and then none. Kernels that can (`takes_list`)
+  /// find a tile there by one division, and do not read `offs`. Group 0 is group `first_listed` there.
+  ListedRows const* listed = nullptr;
+  int first_listed = 0;
 };
 
 /// The entry of `offs` that the first row of a group comes from, contiguous.

@@ -181,6 +181,7 @@ py::dict layout_dict(std::int64_t num_slots,
       workspace_layout(num_slots, hidden_size, intermediate_size, num_experts, fp8);
   py::dict result;
   result["offs"] = layout.offs;
+  result["listed"] = layout.listed;
   result["row_slot"] = layout.row_slot;
   result["slot_row"] = layout.slot_row;
   result["gathered"] = layout.gathered;

@@ -21,6 +21,7 @@ MAX_SLOTS_APART = 512
 """Of experts in two precisions: slots up to which the intermediate in FP8 has memory of its own."""
 
 _ROW_BYTES = 16  # what TMA asks of rows
+_LIST_BYTES = 128 * 16  # pieces of rows, of as many slots
 
 
 class WorkspaceLayout(NamedTuple):
@@ -34,6 +35,7 @@ class WorkspaceLayout(NamedTuple):
     """
 
     offs: int  # (num_experts,) int32
+    listed: int  # of few slots: the experts that have rows, and which
     row_slot: int  # (slots,) int32
     slot_row: int  # (slots,) int32
     gathered: int  # (slots, hidden) BF16, or FP8 with rows of a multiple of 16 bytes
@@ -71,7 +73,8 @@ def workspace_layout(
     from where it is too long for that.
     """
     offs = 0
-    row_slot = offs + _aligned(4 * num_experts)
+    listed = offs + _aligned(4 * num_experts)
+    row_slot = listed + _LIST_BYTES
     slot_row = row_slot + _aligned(4 * num_slots)
     first = slot_row + _aligned(4 * num_slots)
     hidden_bytes = _aligned(2 * hidden_size * num_slots)
@@ -80,6 +83,7 @@ def workspace_layout(
         second = first + hidden_bytes
         return WorkspaceLayout(
             offs,
+            listed,
             row_slot,
             slot_row,
             gathered=first,
@@ -110,6 +114,7 @@ def workspace_layout(
         end = max(second + middle_bytes, rows + hidden_bytes)
     return WorkspaceLayout(
         offs,
+        listed,
         row_slot,
         slot_row,
         gathered=first,
@@ -143,6 +148,7 @@ def mixed_workspace_bytes(
     slots = num_tokens * top_k
     parts = (
         4 * num_experts,
+        _LIST_BYTES,
         4 * slots,
         4 * slots,
         _fp8_row_bytes(hidden_size) * num_tokens,

@@ -144,6 +144,13 @@ struct LoadWarps {
     if (params.wait != Wait::AtEnd) {
       cudaGridDependencySynchronize();
     }
+    if constexpr (takes_list(kConfig)) {
+      // Nearer by when the first tile is known.
+      int const row = static_cast<int>(threadIdx.x) % 32 * (kLineBytes / 4);
+      if (params.groups.listed != nullptr && row < params.groups.num_rows) {
+        asm volatile("prefetch.global.L1 [%0];" ::"l"(params.gathered.of_row + row));
+      }
+    }
     TokenGather<ConfigTag> gather(params.gathered, params.scale_a, ring, first_k_tile(params, cta_rank));
     for (State state;; state.advance()) {
       ring.told[state.stage].wait(state.phase);
@@ -160,6 +167,8 @@ struct LoadWarps {
   }
 
  private:
+  static constexpr int kLineBytes = 128;
+
   __device__ static void prefetch(CUtensorMap const* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
   }

@@ -10,16 +10,24 @@ namespace moe_ext::grouped_gemm {
 
 /// Hands out tiles `first_step`, `first_step + stride`, ... of the whole problem in group order. All 32 lanes
 /// of one warp call every method together. Each lane holds a few neighbouring groups of the current chunk, so
-/// that up to kGroupsPerLane * 32 offsets cost one memory latency.
+/// that up to kGroupsPerLane * 32 offsets cost one memory latency. Where rows are listed a tile is found by a division,
+/// in few instructions, for which the first load of a launch waits (docs/notes/first-microseconds.md).
 template <class ConfigTag>
 class TileScheduler {
  public:
   __device__ TileScheduler(GroupRows const& groups, int weight_tiles, unsigned first_step, unsigned stride)
       : groups_(groups),
-        weight_tiles_(weight_tiles),
+        weight_tiles_(static_cast<unsigned>(weight_tiles)),
         step_(first_step),
         stride_(stride),
         lane_(threadIdx.x % 32) {
+    if constexpr (kTakesList) {
+      if (groups_.listed != nullptr) {
+        weights_read_once_ = true;  // but where a token has an expert twice
+        begin_list();
+        return;
+      }
+    }
     load_chunk();
   }
 
@@ -30,6 +38,11 @@ class TileScheduler {
 
   /// The next tile of this CTA; `group` is -1 when there is none.
   __device__ Tile next() {
+    if constexpr (kTakesList) {
+      if (groups_.listed != nullptr) {
+        return next_listed();
+      }
+    }
     while (step_ >= chunk_steps_) {
       step_ -= chunk_steps_;
       first_group_ += kGroupsPerLane * 32;
@@ -59,11 +72,43 @@ class TileScheduler {
     RowRange const rows =
         rows_of(groups_, group, __shfl_sync(kFullWarp, before, owner), __shfl_sync(kFullWarp, end, owner));
     step_ += stride_;
-    return tile_in_group(group, rows, split_tokens<ConfigTag>(rows.end - rows.begin), weight_tiles_, index);
+    return tile_in_group(
+        group, rows, split_tokens<ConfigTag>(rows.end - rows.begin), static_cast<int>(weight_tiles_), index);
   }
 
  private:
   static constexpr int kGroupsPerLane = 4;
+  static constexpr bool kTakesList = takes_list(ConfigTag::value);
+  static_assert(!kTakesList || ConfigTag::value.tile_tokens >= kListedRows);
+
+  /// Where this launch's groups are not the first, those in front are counted.
+  __device__ void begin_list() {
+    if (groups_.first_listed > 0) {
+      for (int i = 0; i < groups_.num_rows; i += 32) {
+        int const group = i + lane_ < groups_.num_rows ? groups_.listed[i + lane_].group : -1;
+        first_entry_ += __popc(__ballot_sync(kFullWarp, group >= 0 && group < groups_.first_listed));
+      }
+    }
+    load_listed();
+  }
+
+  /// The piece that the next tile is of, on its way while this one's is loaded.
+  __device__ void load_listed() {
+    int const entry = static_cast<int>(step_ / weight_tiles_) + first_entry_;
+    listed_ = entry < groups_.num_rows ? groups_.listed[entry] : ListedRows{-1, 0, 0};
+  }
+
+  __device__ Tile next_listed() {
+    ListedRows const rows = listed_;
+    int const group = rows.group - groups_.first_listed;
+    if (rows.group < 0 || group >= groups_.num_groups) {
+      return {.group = -1};
+    }
+    auto const weight_tile = static_cast<int>(step_ % weight_tiles_);
+    step_ += stride_;
+    load_listed();
+    return {group, weight_tile, rows.begin, rows.end, smallest_width<ConfigTag>(rows.end - rows.begin)};
+  }
 
   __device__ void load_chunk() {
     int const group = first_group_ + lane_ * kGroupsPerLane;
@@ -83,7 +128,7 @@ class TileScheduler {
       RowRange const rows = rows_of(groups_, group + i, i == 0 ? begin_ : ends_[i - 1], ends_[i]);
       int const token_tiles = split_tokens<ConfigTag>(rows.end - rows.begin).count;
       again = again || token_tiles > 1;
-      steps_[i] = count_group_steps(token_tiles, weight_tiles_);
+      steps_[i] = count_group_steps(token_tiles, static_cast<int>(weight_tiles_));
       lane_steps += steps_[i];
     }
     weights_read_once_ = !__any_sync(kFullWarp, again);
@@ -98,11 +143,13 @@ class TileScheduler {
   }
 
   GroupRows const& groups_;
-  int weight_tiles_;
+  unsigned weight_tiles_;
   unsigned step_;  // relative to the current chunk of groups
   unsigned stride_;
   int lane_;
   bool weights_read_once_;
+  ListedRows listed_;    // where rows are listed: of the next tile
+  int first_entry_ = 0;  // likewise: of this launch's groups
   int first_group_ = 0;
   unsigned chunk_steps_ = 0;
   unsigned lane_begin_ = 0;  // steps of the chunk before this lane's groups

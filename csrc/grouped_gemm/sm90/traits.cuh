@@ -59,7 +59,8 @@ struct Traits {
   static constexpr bool kTight =
       kConfig.mma_warp_groups == 3 || (kConfig.mma_warp_groups == 1 && kBlocksM * kMaxTileN >= 256);
   static constexpr int kLoadRegisters =
-      kScalesInRing ? (kConfig.ctas_per_sm > 1 && kConfig.mma_warp_groups > 1 ? 64 : 72) : (kTight ? 32 : 40);
+      kScalesInRing ? (kConfig.ctas_per_sm > 1 && kConfig.mma_warp_groups > 1 ? 64 : 72)
+                    : (takes_list(kConfig) ? 56 : (kTight ? 32 : 40));
   static constexpr int kMmaRegistersFit =
       (kLaunchRegisters * kThreads - kLoadRegisters * 128) / kMmaThreads / 8 * 8;
   static constexpr int kMmaRegisters = kMmaRegistersFit < 240 ? kMmaRegistersFit : 240;
