@@ -32,15 +32,15 @@ constexpr bool bf16_down_first(MixedLoad const& load) {
   return !are_few(load) && load.slots > 4 * load.num_experts && load.slots < 16 * load.num_experts;
 }
 
-/// The CTAs that a GEMM in FP8 leaves, for that of a few experts in BF16 to begin beside it: four times its share of
+/// The CTAs that a GEMM in FP8 leaves, for that of a few experts in BF16 to begin beside it: three times its share of
 /// the weights, since seldom do all of its tiles have rows, but sometimes. With more than a row an expert the one in
 /// FP8 needs every SM.
 constexpr int spared_ctas(MixedLoad const& load, grouped_gemm::Config const& config, std::int64_t sm_count) {
   if (!are_few(load) || load.slots > load.num_experts) {
     return 0;
   }
-  // Four times the experts, twice the bytes each.
-  std::int64_t const bf16 = 8 * load.bf16_experts;
+  // Three times the experts, twice the bytes each.
+  std::int64_t const bf16 = 6 * load.bf16_experts;
   std::int64_t const fp8 = load.num_experts - load.bf16_experts;
   std::int64_t const clusters = grouped_gemm::resident_clusters(config, sm_count) * bf16 / (bf16 + fp8);
   return static_cast<int>(clusters) * config.split_k;
