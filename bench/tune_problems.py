@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
@@ -209,7 +210,17 @@ def _line_of(
         "-" if math.isnan(ratio) else str(round(1000 * min(ratio / least - 1, MOST_OVER)))
         for ratio in ratios
     ]
-    return " ".join([*map(str, sizes), f"{least * geometric_mean(bests):.1f}", *over])
+    return " ".join([*map(str, sizes), f"{least * geometric_mean(bests):.1f}", *_shortened(over)])
+
+
+def _shortened(over: Sequence[str]) -> Iterator[str]:
+    """Count the choices in a row that were not timed."""
+    for word, alike in itertools.groupby(over):
+        count = len(list(alike))
+        if word == "-" and count > 1:
+            yield f"-{count}"
+        else:
+            yield from [word] * count
 
 
 def make_table(problems: Sequence[Problem], **options: float) -> Measured:

@@ -58,7 +58,8 @@ class Measured:
     A choice names a kernel for both GEMMs of a layer, or two, joined by "+". `costs` are of each
     kernel that is named, `common` of what else is in a layer, and of two different kernels.
     `problems` are numbers: groups, hidden size, intermediate size, rows, microseconds of the best
-    choice, and for each choice the thousandths that it took longer, "-" if it was not timed.
+    choice, and for each choice the thousandths that it took longer, "-" if it was not timed, "-7"
+    for seven that were not.
     `where` says where the rows are and what they were measured on: a GPU with that many SMs.
     """
 
@@ -94,7 +95,7 @@ class Measured:
     @functools.cached_property
     def problems(self) -> tuple[MeasuredProblem, ...]:
         """Read the measured problems."""
-        words = self._text.split()
+        words = [own for word in self._text.split() for own in _untimed(word) or (word,)]
         length = 5 + len(self.choices)
         return tuple(
             _problem(words[begin : begin + length]) for begin in range(0, len(words), length)
@@ -174,6 +175,11 @@ class Measured:
     def _found(self, answer: tuple[int, float, int]) -> Found:
         index, us, nearest = answer
         return Found(self.compiled[index], us, self.problems[nearest] if nearest >= 0 else None)
+
+
+def _untimed(word: str) -> list[str]:
+    """Return a "-" for each choice that a word counts."""
+    return ["-"] * int(word[1:]) if len(word) > 1 and word[0] == "-" else []
 
 
 def _problem(words: list[str]) -> MeasuredProblem:
