@@ -49,47 +49,12 @@ struct LoadWarps {
       cudaGridDependencySynchronize();
     }
     Scheduler scheduler = make_scheduler(params);
-    Tile tile = scheduler.next();
     State state;
-    int k_tile = 0;
-    auto const advance = [&] {
-      state.advance();
-      if (++k_tile == params.k_tiles) {
-        k_tile = 0;
-        tile = scheduler.next();
-      }
-    };
-    // Weights that nobody reads again leave L2 first; tokens and the code of kernels stay (docs/notes/l2-hints.md).
-    auto const hint = [&] {
-      return params.few_outputs && scheduler.weights_read_once() ? Load::kEvictFirst : Load::kEvictNormal;
-    };
-
-    if (params.wait == Wait::ForTokens) {
-      // Fill the ring with weights, which no running kernel writes; then wait, then add the tokens.
-      int filled = 0;
-      for (; filled < kConfig.stages && tile.group >= 0; ++filled) {
-        if (leader) {
-          loader.load_weights(filled, {tile, k_tile}, hint());
-        }
-        advance();
-      }
-      cudaGridDependencySynchronize();
-      if (leader) {
-        for (int stage = 0; stage < filled; ++stage) {
-          loader.load_tokens(stage, ring.info[stage]);
-        }
-      }
-    }
-    cudaTriggerProgrammaticLaunchCompletion();
-
-    while (tile.group >= 0) {
-      ring.empty[state.stage].wait(state.phase ^ 1);
-      if (leader) {
-        StageInfo const info{tile, k_tile};
-        loader.load_weights(state.stage, info, hint());
-        loader.load_tokens(state.stage, info);
-      }
-      advance();
+    Tile tile;
+    if constexpr (takes_list(kConfig)) {
+      tile = load_by_one_call(params, ring, loader, scheduler, state);
+    } else {
+      tile = load_by_turns(params, ring, loader, scheduler, state);
     }
     ring.empty[state.stage].wait(state.phase ^ 1);
     if (leader) {
@@ -168,6 +133,102 @@ struct LoadWarps {
 
  private:
   static constexpr int kLineBytes = 128;
+
+  // Weights that nobody reads again leave L2 first; tokens and the code of kernels stay (docs/notes/l2-hints.md).
+  __device__ static std::uint64_t weight_hint(KernelParams const& params, Scheduler const& scheduler) {
+    return params.few_outputs && scheduler.weights_read_once() ? Load::kEvictFirst : Load::kEvictNormal;
+  }
+
+  /// All tiles, up to the one that says that there are no more, which is returned.
+  __device__ static Tile load_by_turns(KernelParams const& params,
+                                       Ring<ConfigTag>& ring,
+                                       Load const& loader,
+                                       Scheduler& scheduler,
+                                       State& state) {
+    bool const leader = threadIdx.x == 0;
+    Tile tile = scheduler.next();
+    int k_tile = 0;
+    auto const advance = [&] {
+      state.advance();
+      if (++k_tile == params.k_tiles) {
+        k_tile = 0;
+        tile = scheduler.next();
+      }
+    };
+
+    if (params.wait == Wait::ForTokens) {
+      // Fill the ring with weights, which no running kernel writes; then wait, then add the tokens.
+      int filled = 0;
+      for (; filled < kConfig.stages && tile.group >= 0; ++filled) {
+        if (leader) {
+          loader.load_weights(filled, {tile, k_tile}, weight_hint(params, scheduler));
+        }
+        advance();
+      }
+      cudaGridDependencySynchronize();
+      if (leader) {
+        for (int stage = 0; stage < filled; ++stage) {
+          loader.load_tokens(stage, ring.info[stage]);
+        }
+      }
+    }
+    cudaTriggerProgrammaticLaunchCompletion();
+
+    while (tile.group >= 0) {
+      ring.empty[state.stage].wait(state.phase ^ 1);
+      if (leader) {
+        StageInfo const info{tile, k_tile};
+        loader.load_weights(state.stage, info, weight_hint(params, scheduler));
+        loader.load_tokens(state.stage, info);
+      }
+      advance();
+    }
+    return tile;
+  }
+
+  /// The same with one call of the scheduler, which is inlined: where it finds tiles in two ways, three would make the
+  /// kernel longer than what is fetched for nothing may be (docs/notes/cold-code.md).
+  __device__ static Tile load_by_one_call(KernelParams const& params,
+                                          Ring<ConfigTag>& ring,
+                                          Load const& loader,
+                                          Scheduler& scheduler,
+                                          State& state) {
+    bool const leader = threadIdx.x == 0;
+    bool weights_alone = params.wait == Wait::ForTokens;  // which no running kernel writes
+    int filled = 0;
+    if (!weights_alone) {
+      cudaTriggerProgrammaticLaunchCompletion();
+    }
+    Tile tile{};
+    for (int k_tile = 0;; k_tile = k_tile + 1 == params.k_tiles ? 0 : k_tile + 1) {
+      if (k_tile == 0) {
+        tile = scheduler.next();
+      }
+      if (weights_alone && (tile.group < 0 || filled == kConfig.stages)) {
+        weights_alone = false;
+        cudaGridDependencySynchronize();
+        if (leader) {
+          for (int stage = 0; stage < filled; ++stage) {
+            loader.load_tokens(stage, ring.info[stage]);
+          }
+        }
+        cudaTriggerProgrammaticLaunchCompletion();
+      }
+      if (tile.group < 0) {
+        return tile;
+      }
+      ring.empty[state.stage].wait(state.phase ^ 1);
+      if (leader) {
+        StageInfo const info{tile, k_tile};
+        loader.load_weights(state.stage, info, weight_hint(params, scheduler));
+        if (!weights_alone) {
+          loader.load_tokens(state.stage, info);
+        }
+      }
+      filled += weights_alone ? 1 : 0;
+      state.advance();
+    }
+  }
 
   __device__ static void prefetch(CUtensorMap const* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
