@@ -111,7 +111,7 @@ bool leaves_fp8(Form const& form, std::int64_t w13_config, bool one_scale) {
 }
 
 bool should_list(Form const& form) {
-  // A piece may be less than a token tile; so that it seldom is, no token has an expert twice.
+  // An expert has a second piece, which reads its weights again, only where a token has it twice.
   return form.num_tokens <= gemm::kListedRows && form.slots() <= (form.fp8 ? kMaxFewSlots : kMaxFewSlots / 2);
 }
 
