@@ -216,11 +216,11 @@ def _line_of(
 def _shortened(over: Sequence[str]) -> Iterator[str]:
     """Count the choices in a row that were not timed."""
     for word, alike in itertools.groupby(over):
-        count = len(list(alike))
-        if word == "-" and count > 1:
-            yield f"-{count}"
+        words = list(alike)
+        if word == "-" and len(words) > 1:
+            yield f"-{len(words)}"
         else:
-            yield from [word] * count
+            yield from words
 
 
 def make_table(problems: Sequence[Problem], **options: float) -> Measured:

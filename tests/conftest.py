@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from moe_ext._configs import GroupedGemmConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -33,6 +38,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> Callable[[GroupedGemmConfig, dict[str, Any]], None]:
+    """A function that makes every layer run a kernel and its partner."""
+    from moe_ext import _fused_moe_launch, _fused_moe_run
+    from moe_ext._fused_moe_kernels import Kernels
+    from support.kernels import rows_kernel
+
+    def force(config: GroupedGemmConfig, layer: dict[str, Any]) -> None:
+        hidden = layer["hidden_states"].shape[1]
+        kernels = Kernels(config.index, rows_kernel(config, hidden).index)
+        monkeypatch.setattr(_fused_moe_launch, "choose_kernels", lambda *_: kernels)
+        # Not the choice that a problem met before is remembered with.
+        monkeypatch.setattr(_fused_moe_run, "launch", lambda *_: None)
+
+    return force
 
 
 @pytest.fixture

@@ -8,31 +8,15 @@ from __future__ import annotations
 import moe_ext
 import pytest
 import torch
-from moe_ext import _fused_moe_launch, _fused_moe_run
-from moe_ext._fused_moe_kernels import Kernels
 from moe_ext.reference import fused_moe_reference
-from support.fused_moe import Sizes, integer_layer, random_layer
+from support.fused_moe import Sizes, random_layer
+from support.gathering import make_layer, narrow_pairs
 from support.graphs import captured
 from support.inputs import in_poison
-from support.kernels import gathering_kernels, rows_kernel
 from support.tolerance import assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
-LAYOUTS = {
-    "bf16": "fp32",
-    "tensor": "promoted",
-    "static": "promoted",
-    "channel": "promoted",
-    "block": "block",
-}
-PAIRS = [
-    pytest.param(layout, config, id=f"{layout}-{config.id}")
-    for layout, accumulate in LAYOUTS.items()
-    for config in gathering_kernels(accumulate)
-    if config.tile_tokens < 64
-]
-pairs = pytest.mark.parametrize(("layout", "config"), PAIRS)
 sizes_of_slots = pytest.mark.parametrize(
     "sizes",
     [
@@ -53,60 +37,39 @@ sizes_of_slots = pytest.mark.parametrize(
 )
 
 
-def make_layer(layout, sizes, seed=1, kind=integer_layer):
-    rest = () if kind is integer_layer else ("swiglu",)
-    names = ("a1_scale", "a2_scale") if layout == "static" else ()
-    made = kind("tensor" if layout == "static" else layout, *rest, sizes, "cuda", seed)
-    return made | {name: torch.ones((), device="cuda") for name in names}
-
-
-@pytest.fixture
-def forced(monkeypatch):
-    """A function that makes every layer run a kernel and its partner."""
-
-    def force(config, layer):
-        hidden = layer["hidden_states"].shape[1]
-        kernels = Kernels(config.index, rows_kernel(config, hidden).index)
-        monkeypatch.setattr(_fused_moe_launch, "choose_kernels", lambda *_: kernels)
-        # Not the choice that a problem met before is remembered with.
-        monkeypatch.setattr(_fused_moe_run, "launch", lambda *_: None)
-
-    return force
-
-
-@pairs
+@narrow_pairs
 @sizes_of_slots
 def test_sizes(layout, config, sizes, forced):
-    layer = make_layer(layout, sizes)
+    layer = make_layer(layout, sizes, "cuda")
     expected = fused_moe_reference(**layer)
     layer["hidden_states"] = in_poison(layer["hidden_states"])
     forced(config, layer)
     assert_same_bits(moe_ext.fused_moe(**layer), expected)
 
 
-@pairs
+@narrow_pairs
 @pytest.mark.parametrize("num_tokens", [2, 8, 16])
 def test_all_choices_are_one_expert(layout, config, num_tokens, forced):
     # More rows of one expert than a piece of the list has, and than a tile has tokens.
-    layer = make_layer(layout, Sizes(num_tokens, 6, 4, 256, 128))
+    layer = make_layer(layout, Sizes(num_tokens, 6, 4, 256, 128), "cuda")
     layer["topk_ids"].fill_(3)
     forced(config, layer)
     assert_same_bits(moe_ext.fused_moe(**layer), fused_moe_reference(**layer))
 
 
-@pairs
+@narrow_pairs
 def test_pieces_behind_pieces(layout, config, forced):
-    layer = make_layer(layout, Sizes(16, 6, 4, 256, 128))
+    layer = make_layer(layout, Sizes(16, 6, 4, 256, 128), "cuda")
     ids = torch.tensor([[1, 1, 2, 4]] * 11 + [[4, 4, 4, 5]] * 4 + [[-1, 9, 1, 0]])
     layer["topk_ids"] = ids.to(layer["topk_ids"])
     forced(config, layer)
     assert_same_bits(moe_ext.fused_moe(**layer), fused_moe_reference(**layer))
 
 
-@pairs
+@narrow_pairs
 def test_replays_with_more_and_fewer_experts(layout, config, forced):
     sizes = Sizes(8, 64, 8, 256, 128)
-    own = make_layer(layout, sizes)
+    own = make_layer(layout, sizes, "cuda")
     routings = [own["topk_ids"].clone() for _ in range(4)]
     routings[1][:] = routings[1][0, 0]
     routings[2][:, 1:] = -1
@@ -123,9 +86,13 @@ def test_replays_with_more_and_fewer_experts(layout, config, forced):
         assert_same_bits(out, expected[turn % 4])
 
 
-@pairs
+def swiglu_layer(layout, sizes, device, seed):
+    return random_layer(layout, "swiglu", sizes, device, seed)
+
+
+@narrow_pairs
 def test_a_token_alone_and_among_too_many_for_a_list(layout, config, forced):
-    layer = make_layer(layout, Sizes(20, 24, 8, 1024, 384), kind=random_layer)
+    layer = make_layer(layout, Sizes(20, 24, 8, 1024, 384), "cuda", kind=swiglu_layer)
     forced(config, layer)
     together = moe_ext.fused_moe(**layer)
     for end in (1, 4, 16):

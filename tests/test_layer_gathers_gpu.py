@@ -8,26 +8,16 @@ from __future__ import annotations
 import moe_ext
 import pytest
 import torch
-from moe_ext import _fused_moe_launch, _fused_moe_run
-from moe_ext._fused_moe_kernels import Kernels
 from moe_ext.reference import fused_moe_reference
-from support.fused_moe import Sizes, assert_layer_is_right, integer_layer, random_layer
+from support.fused_moe import Sizes, assert_layer_is_right, random_layer
+from support.gathering import LAYOUTS, PAIRS, PLAIN_BLOCK, make_layer, narrow_pairs, pairs
 from support.graphs import captured
 from support.inputs import in_poison
-from support.kernels import gathering_kernels, rows_kernel
+from support.kernels import gathering_kernels
 from support.tolerance import assert_same_bits
 
 pytestmark = pytest.mark.gpu
 
-PLAIN_BLOCK = "gated_fp8b_plain"
-
-LAYOUTS = {
-    "bf16": "fp32",
-    "tensor": "promoted",
-    "static": "promoted",
-    "channel": "promoted",
-    "block": "block",
-}
 # k tails of 16 bytes and of 8, a step of K and several, tiles with one row and with all.
 SIZES = {
     "k_tail": Sizes(150, 6, 3, 400, 128),
@@ -36,39 +26,6 @@ SIZES = {
     "one_token": Sizes(1, 6, 3, 512, 128),
     "one_expert": Sizes(513, 1, 1, 256, 128),
 }
-PAIRS = [
-    pytest.param(layout, config, id=f"{layout}-{config.id}")
-    for layout, accumulate in LAYOUTS.items()
-    for config in gathering_kernels(accumulate)
-    # Which takes no bias, as an integer layer has it: see the last test.
-    if config.id != PLAIN_BLOCK
-]
-pairs = pytest.mark.parametrize(("layout", "config"), PAIRS)
-# Kernels for few tokens, which bring a token's scale with it.
-NARROW = [pair for pair in PAIRS if pair.values[1].tile_tokens < 64]
-narrow_pairs = pytest.mark.parametrize(("layout", "config"), NARROW)
-
-
-def make_layer(layout, sizes, device, seed=1):
-    if layout != "static":
-        return integer_layer(layout, sizes, device, seed)
-    # Of integer layers all scales are 1.
-    scales = {name: torch.ones((), device=device) for name in ("a1_scale", "a2_scale")}
-    return integer_layer("tensor", sizes, device, seed) | scales
-
-
-@pytest.fixture
-def forced(monkeypatch):
-    """A function that makes every layer run a kernel and its partner."""
-
-    def force(config, layer):
-        hidden = layer["hidden_states"].shape[1]
-        kernels = Kernels(config.index, rows_kernel(config, hidden).index)
-        monkeypatch.setattr(_fused_moe_launch, "choose_kernels", lambda *_: kernels)
-        # Not the choice that a problem met before is remembered with.
-        monkeypatch.setattr(_fused_moe_run, "launch", lambda *_: None)
-
-    return force
 
 
 @pairs

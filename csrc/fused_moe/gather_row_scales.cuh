@@ -5,16 +5,6 @@
 
 namespace moe_ext::fused_moe::gather {
 
-template <int kVectors>
-__device__ float largest_of_part(RowVector const (&vectors)[kVectors]) {
-  float largest = 0.0f;
-#pragma unroll
-  for (RowVector const& vector : vectors) {
-    largest = fmaxf(largest, quantize::largest_of(vector));
-  }
-  return largest;
-}
-
 /// The work of CTA `cta`.
 template <int kVectors>
 __device__ void quantise_rows(RowParams const& params, int cta) {
@@ -34,11 +24,11 @@ __device__ void quantise_rows(RowParams const& params, int cta) {
   int const part = step * kVectors;
   RowVector vectors[kVectors];
   load_part(params.source, row, column, step, problem.hidden_size, vectors);
-  float largest = largest_of_part(vectors);
+  float largest = quantize::largest_of(vectors);
   if (part < problem.hidden_size) {
     for (int first = part; first < problem.hidden_size; first += part) {
       load_part(params.source, row, first + column, step, problem.hidden_size, vectors);
-      largest = fmaxf(largest, largest_of_part(vectors));
+      largest = fmaxf(largest, quantize::largest_of(vectors));
     }
     // Back to the first part, with which the loop below begins.
     load_part(params.source, row, column, step, problem.hidden_size, vectors);

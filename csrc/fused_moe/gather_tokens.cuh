@@ -104,16 +104,6 @@ __device__ void load_neighbours(Element const* first, int left, RowVector (&vect
   }
 }
 
-template <int kVectors>
-__device__ float largest_of(RowVector const (&vectors)[kVectors]) {
-  float largest = 0.0f;
-#pragma unroll
-  for (RowVector const& vector : vectors) {
-    largest = fmaxf(largest, quantize::largest_of(vector));
-  }
-  return largest;
-}
-
 /// FP8 values of a lane's neighbouring columns.
 template <int kVectors>
 struct Neighbours {

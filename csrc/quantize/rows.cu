@@ -25,16 +25,6 @@ __device__ void load_part(T const* first, int left, Vector<T> (&vectors)[kVector
   }
 }
 
-template <class T>
-__device__ float largest_of_part(Vector<T> const (&vectors)[kVectors]) {
-  float largest = 0.0f;
-#pragma unroll
-  for (Vector<T> const& vector : vectors) {
-    largest = fmaxf(largest, largest_of(vector));
-  }
-  return largest;
-}
-
 /// The largest over the threads of each row, in all of them.
 __device__ float largest_of_row(float largest) {
   largest = largest_of_lanes<kWarp>(largest);
@@ -69,11 +59,11 @@ __global__ __launch_bounds__(kMaxThreads) void rows_kernel(__grid_constant__ Par
   T const* const in = x_row<T>(params, group, row) + column;
   Vector<T> vectors[kVectors];
   load_part<T, kAccess>(in, left, vectors);
-  float largest = largest_of_part(vectors);
+  float largest = largest_of(vectors);
   if (part < params.k) {
     for (int first = part; first < params.k; first += part) {
       load_part<T, kAccess>(in + first, left - first, vectors);
-      largest = fmaxf(largest, largest_of_part(vectors));
+      largest = fmaxf(largest, largest_of(vectors));
     }
     // Back to the first part, with which the loop below begins.
     load_part<T, kAccess>(in, left, vectors);

@@ -106,6 +106,16 @@ __device__ float largest_of(Vector<T> const& vector) {
   }
 }
 
+template <class T, int kVectors>
+__device__ float largest_of(Vector<T> const (&vectors)[kVectors]) {
+  float largest = 0.0f;
+#pragma unroll
+  for (Vector<T> const& vector : vectors) {
+    largest = fmaxf(largest, largest_of(vector));
+  }
+  return largest;
+}
+
 /// Which quotients `quantize` has to expect.
 enum class Values { OfTheScale, Any };
 

@@ -95,7 +95,7 @@ class Measured:
     @functools.cached_property
     def problems(self) -> tuple[MeasuredProblem, ...]:
         """Read the measured problems."""
-        words = [own for word in self._text.split() for own in _untimed(word) or (word,)]
+        words = [one for word in self._text.split() for one in _words(word)]
         length = 5 + len(self.choices)
         return tuple(
             _problem(words[begin : begin + length]) for begin in range(0, len(words), length)
@@ -177,9 +177,9 @@ class Measured:
         return Found(self.compiled[index], us, self.problems[nearest] if nearest >= 0 else None)
 
 
-def _untimed(word: str) -> list[str]:
-    """Return a "-" for each choice that a word counts."""
-    return ["-"] * int(word[1:]) if len(word) > 1 and word[0] == "-" else []
+def _words(word: str) -> list[str]:
+    """Return a word, or a "-" for each choice that it counts."""
+    return ["-"] * int(word[1:] or 1) if word[0] == "-" else [word]
 
 
 def _problem(words: list[str]) -> MeasuredProblem:
