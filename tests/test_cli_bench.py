@@ -112,7 +112,14 @@ def test_without_a_gpu_there_is_one_line(shell, monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_devices_that_are_no_gpu(shell, device):
     said = shell.fails("bench", "gemm", *GEMM, "--device", device, code=2)
-    assert f"got {device}: `device` must be a CUDA device" in said
+    assert f"got {device}: must be a CUDA device" in said
+
+
+def test_what_cannot_be_timed_is_named_as_it_was_typed(shell, gpu):
+    said = shell.fails("bench", "gemm", *GEMM[:2], "-n", 1535, "-k", 2048)
+    assert said.startswith("moe-ext: -n must be a multiple of 8, ")
+    said = shell.fails("bench", "layer", *LAYER, "--tokens", "1,600000")
+    assert said == "moe-ext: --tokens times --top-k must be at most 4194304, got 4800000"
 
 
 @pytest.mark.parametrize("tokens", ["", "0", "1,x", "-1", "1.5", "1,,2"])

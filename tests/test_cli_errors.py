@@ -86,6 +86,16 @@ CALIBRATE = ("calibrate", "lost", "lost", "--out", "stats")
             (*EXPLAIN, "--dtype", "fp8", "--scales", "row"),
             "--scales must be one of block, channel, tensor, got row",
         ),
+        (
+            (*GEMM, "--accumulate", "fast"),
+            "--accumulate must be promoted but for fp8 with scales per tensor or channel, got fast "
+            "with --dtype bf16",
+        ),
+        (
+            (*GEMM, "--accumulate", "fast", "--dtype", "fp8", "--scales", "block"),
+            "--accumulate must be promoted but for fp8 with scales per tensor or channel, got fast "
+            "with --scales block",
+        ),
         ((*GEMM, "--accumulate", "slow"), "--accumulate must be one of promoted, fast, got slow"),
         (
             (*GEMM, "--measure-on", "gpu"),
@@ -97,6 +107,10 @@ CALIBRATE = ("calibrate", "lost", "lost", "--out", "stats")
         ),
         ((*CALIBRATE, "--scales", "row"), "--scales must be one of block, channel, tensor, got r"),
         ((*CALIBRATE, "--activation", "tanh"), "--activation must be one of swiglu, "),
+        (
+            (*CALIBRATE, "--device", "meta"),
+            "--device must be a device that can hold tensors here, got meta",
+        ),
         ((*CALIBRATE, "--device", "gpu"), "--device must be a device of torch's, got gpu"),
         (
             ("convert", "lost", "--plan", "lost", "--out", "out", "--gate-up-layout", "mixed"),
@@ -111,6 +125,78 @@ def test_texts_that_cannot_be_read(shell, arguments, message):
     assert said.startswith(f"moe-ext {command}: Invalid value: {message}")
 
 
+TYPED = {"--rows": 8, "--groups": 2, "-n": 64, "-k": 64}
+WHOLE = "must be a whole number from"
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ({"--rows": -1}, f"--rows {WHOLE} 0 to 2147482623, got -1"),
+        ({"--groups": 0}, f"--groups {WHOLE} 1 to 4096, got 0"),
+        ({"-n": 65}, "-n must be a multiple of 8, or of 4 for float32 results, got 65"),
+        ({"-k": -8}, f"-k {WHOLE} 0 to 2147482623, got -8"),
+        ({"--sm-count": 0}, f"--sm-count {WHOLE} 1 to 1024, got 0"),
+    ],
+    ids=str,
+)
+def test_values_that_no_gemm_has(shell, typed, message):
+    arguments = [part for pair in (TYPED | typed).items() for part in pair]
+    assert shell.fails("explain", "gemm", *arguments) == f"moe-ext: {message}"
+
+
+LAYER_TYPED = dict(zip(LAYER[::2], LAYER[1::2], strict=True)) | {"--tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ({"--tokens": -1}, "--tokens must not be negative, got -1"),
+        ({"--tokens": 2**22}, "--tokens times --top-k must be at most 4194304, got 8388608"),
+        ({"--top-k": 33}, "--top-k must be 1 to 32, got 33"),
+        ({"--experts": 5000}, "--experts must be 1 to 4096, got 5000"),
+        ({"--hidden": 0}, "--hidden must be positive and a multiple of 8, got 0"),
+        ({"--hidden": 12}, "--hidden must be positive and a multiple of 8, got 12"),
+        ({"--hidden": 2**31}, f"--hidden must be at most 2147418111, got {2**31}"),
+        ({"--intermediate": -8}, "--intermediate must not be negative, got -8"),
+        ({"--intermediate": 12}, "--intermediate must be positive and a multiple of 8, got 12"),
+        ({"--intermediate": 2**31}, f"--intermediate must be at most 1073709055, got {2**31}"),
+        (
+            {"--dtype": "fp8", "--hidden": 264},
+            "--hidden must be a multiple of 16 for these weights, got 264",
+        ),
+        (
+            {"--dtype": "fp8", "--intermediate": 136},
+            "--intermediate must be a multiple of 16 for these weights, got 136",
+        ),
+        ({"--sm-count": -1}, f"--sm-count {WHOLE} 1 to 1024, got -1"),
+    ],
+    ids=str,
+)
+def test_values_that_no_layer_has(shell, typed, message):
+    arguments = [part for pair in (LAYER_TYPED | typed).items() for part in pair]
+    assert shell.fails("explain", "layer", *arguments) == f"moe-ext: {message}"
+
+
+def test_a_folder_to_convert_to_is_named_as_it_was_typed(shell, tmp_path):
+    write_model(tmp_path)
+    PrecisionPlan.uniform({prefix_of(0): EXPERTS}).save(tmp_path / "plan.json")
+    arguments = ("convert", tmp_path / "model", "--plan", tmp_path / "plan.json", "--out")
+    said = shell.fails(*arguments, tmp_path / "model" / "out")
+    assert said.startswith("moe-ext: --out must be outside of ")
+    said = shell.fails(*arguments, tmp_path / "no" / "out")
+    assert said == f"moe-ext: --out must be in a folder that is there, got {tmp_path / 'no/out'}"
+
+
+def test_an_activation_that_calibrate_does_not_know_names_its_option(shell, tmp_path):
+    write_model(tmp_path)
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace('"silu"', '"gelu"'))
+    arguments = ("calibrate", tmp_path / "model", tmp_path / "data.safetensors")
+    said = shell.fails(*arguments, "--out", tmp_path / "stats")
+    assert said.endswith('got "gelu"; --activation may say it')
+
+
 def test_a_picture_is_named_as_one(shell, stats, tmp_path):
     for name in ("a.foo", "a", "a.svg"):
         said = shell.fails("report", stats, "--png", tmp_path / name, code=2)
@@ -120,7 +206,7 @@ def test_a_picture_is_named_as_one(shell, stats, tmp_path):
 
 @pytest.mark.parametrize("command", [GEMM, EXPLAIN])
 def test_there_is_one_prefix(shell, monkeypatch, command):
-    def fail(op, device):
+    def fail(op, device, argument):
         raise RuntimeError("moe_ext: torch must be a CUDA build to run the CUDA kernels, got cpu")
 
     monkeypatch.setattr("moe_ext._explain.cuda_device", fail)
@@ -141,7 +227,33 @@ def test_without_a_command_there_is_help(shell):
     assert shell("--version") == f"moe-ext {moe_ext.__version__}\n"
 
 
-@pytest.mark.parametrize("budget", ["2", "2 percent", "-1%", "MiB", "5XB", "", "1e3B"])
+@pytest.mark.parametrize("end", ["/", "/.", "/.."])
+def test_a_folder_s_name_is_not_written_to(shell, stats, tmp_path, end):
+    """Before any work is done: the inputs are not there, and a `Path` has lost the slash."""
+    out, lost = f"{tmp_path / 'name.d'}{end}", tmp_path / "lost"
+    message = f"moe-ext: {out} must be a file to write, got a folder's name"
+    assert shell.fails("plan", lost, "--budget", "2%", "--out", out) == message
+    assert shell.fails("calibrate", lost, lost, "--out", out) == message
+    assert shell.fails("report", lost, "--png", out) == message
+    assert shell.fails("bench", "layer", *LAYER, "--plot", out) == message
+    with pytest.raises(IsADirectoryError, match=r"must be a file to write, got a folder's name$"):
+        PrecisionPlan.uniform({"a": 2}).save(out)
+    assert set(tmp_path.iterdir()) == {stats}
+
+
+def test_a_folder_is_not_written_to(shell, tmp_path):
+    said = shell.fails("plan", tmp_path / "lost", "--budget", "2%", "--out", tmp_path)
+    assert said == f"moe-ext: {tmp_path} must be a file to write, got a folder"
+
+
+HUGE = "9" * 400
+
+
+@pytest.mark.parametrize(
+    "budget",
+    ["2", "2 percent", "-1%", "MiB", "5XB", "", "1e3B", f"{HUGE}%", f"{HUGE}MiB"],
+    ids=lambda budget: budget[:9],
+)
 def test_budgets_that_are_none(shell, tmp_path, budget):
     out, lost = tmp_path / "plan.json", tmp_path / "lost"  # said before a file is looked at
     said = shell.fails("plan", lost, f"--budget={budget}", "--out", out, code=2)
@@ -176,7 +288,9 @@ def test_files_of_others(shell, tmp_path):
     assert said.startswith("moe-ext: PrecisionStats.load: `format` must be")
     path.write_text("{}")
     said = shell.fails("plan", path, "--budget", "2%", "--out", tmp_path / "plan.json")
-    assert said.startswith(f"moe-ext: PrecisionStats.load: {path} must be a safetensors file, got")
+    assert said.startswith(
+        f"moe-ext: PrecisionStats.load: {path} must be a whole safetensors file, g"
+    )
 
 
 def test_where_nothing_can_be_written(shell, stats, tmp_path):

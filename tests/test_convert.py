@@ -210,6 +210,7 @@ def test_other_files_and_the_plan_are_beside_it(tmp_path):
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config.pop("quantization_config") == {
         "quant_method": "moe_ext",
+        "version": 1,
         "plan": "precision_plan.json",
     }
     assert config == json.loads((tmp_path / "in/config.json").read_text())

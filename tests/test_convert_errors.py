@@ -217,6 +217,7 @@ def test_damaged_files(tmp_path, name):
     with pytest.raises(ValueError, match="must be a whole safetensors file, got") as error:
         convert(tmp_path)
     assert said in str(error.value)
+    assert str(error.value).endswith(": it is truncated, damaged or of another form")
 
 
 HEADERS = {
@@ -388,6 +389,38 @@ def test_a_bank_is_what_its_plan_says(tmp_path, change, said):
     with pytest.raises(ValueError) as error:  # noqa: PT011
         ExpertBank.from_checkpoint(out, LAYER)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("version", [2, 0, "1", None, True])
+def test_a_bank_of_another_version_is_refused(tmp_path, version):
+    out = converted(tmp_path)
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["version"] = version
+    (out / "config.json").write_text(json.dumps(config))
+    message = (
+        r"^ExpertBank.from_checkpoint: `quantization_config.version` must be an int from 1 to 1, "
+        r"which this moe_ext reads, got "
+    )
+    with pytest.raises(ValueError, match=message):
+        ExpertBank.from_checkpoint(out, LAYER)
+
+
+def test_a_bank_without_a_version_is_of_the_first(tmp_path):
+    out = converted(tmp_path)
+    config = json.loads((out / "config.json").read_text())
+    del config["quantization_config"]["version"]
+    (out / "config.json").write_text(json.dumps(config))
+    assert ExpertBank.from_checkpoint(out, LAYER).num_experts
+    (out / "config.json").unlink()
+    assert ExpertBank.from_checkpoint(out, LAYER).num_experts
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_bank_of_a_damaged_file(tmp_path, name):
+    path = converted(tmp_path) / "model-00001-of-00001.safetensors"
+    path.write_bytes(DAMAGED[name][0](path.read_bytes()))
+    with pytest.raises(ValueError, match=r"of-00001\.safetensors must be a whole safetensors file"):
+        ExpertBank.from_checkpoint(path.parent, LAYER)
 
 
 def test_a_bank_has_as_many_experts_as_its_plan(tmp_path):

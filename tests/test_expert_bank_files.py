@@ -67,6 +67,18 @@ def test_a_file_appears_when_it_is_complete(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("length", [0, 4, 200, -9])
+def test_a_truncated_file_is_named(tmp_path, length):
+    bank, _ = bank_of()
+    path = tmp_path / "bank"
+    bank.save(path)
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ValueError, match=r"truncated, damaged or of another form$") as error:
+        ExpertBank.load(path)
+    said = f"ExpertBank.load: {path} must be a whole safetensors file, got "
+    assert str(error.value).startswith(said)
+
+
 def changed(path, header_changes, tensor_changes):
     with safe_open(path, framework="pt") as file:
         header = json.loads(file.metadata()["moe_ext"]) | header_changes

@@ -96,7 +96,18 @@ def test_errors(changes, message):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"num_rows": 2**31}, {"n": 2**40}, {"n": 512.0}, {"sm_count": 2**31}, {"num_groups": 5000}],
+    [
+        {"num_rows": 2**31},
+        {"n": 2**40},
+        {"n": 512.0},
+        {"n": "512"},
+        {"k": None},
+        {"num_rows": True},
+        {"sm_count": 2**31},
+        {"sm_count": True},
+        {"num_groups": 5000},
+    ],
+    ids=str,
 )
 def test_numbers_out_of_range_are_named(wrong):
     problem = {"num_rows": 64, "num_groups": 8, "n": 256, "k": 256} | wrong
@@ -135,6 +146,12 @@ def test_scales_per_block_have_kernels_of_their_own(n_segments, orders):
         ({"n_segments": 2.0, "block_scales": True}, "`n_segments` must be 1, or 2"),
         ({"offs": 3}, "`offs` must be a sequence"),
         ({"dtype": [1]}, "`dtype` must be"),
+        ({"accumulate": None}, '`accumulate` must be "promoted", .*, got None for fp8$'),
+        ({"block_scales": "yes"}, "`block_scales` must be True or False, got 'yes'"),
+        ({"block_scales": 1}, "`block_scales` must be True or False, got 1"),
+        ({"n_segments": True}, "`n_segments` must be 1, or 2 with `block_scales`, got True"),
+        ({"scale_b_offset": (True, 0), "block_scales": True}, "`scale_b_offset` must be"),
+        ({"measure_on": 1.5}, "`measure_on` must be a CUDA device or its index, got 1.5"),
         ({"n": 7}, "`n` must be a multiple of 8, or of 4 for float32 results, got 7"),
     ],
 )
@@ -292,7 +309,7 @@ def test_what_cannot_be_measured(one_gpu, monkeypatch):
     count_calls(one_gpu, monkeypatch, _explain, "gemm_call")
     with pytest.raises(ValueError, match="`measure_on` must be None where nothing is computed"):
         moe_ext.explain(dtype="bf16", num_rows=0, measure_on=0, **SMALL)
-    with pytest.raises(ValueError, match="explain: `device` must be a CUDA device, got cpu"):
+    with pytest.raises(ValueError, match="explain: `measure_on` must be a CUDA device, got c"):
         moe_ext.explain(dtype="bf16", num_rows=7, measure_on="cpu", **SMALL)
     one_gpu.capturing = True
     with pytest.raises(RuntimeError, match="explain: must measure outside the capture"):

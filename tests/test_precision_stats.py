@@ -165,7 +165,10 @@ def test_damaged_files_are_refused_in_a_line(tmp_path, damage):
     path = tmp_path / "stats.safetensors"
     statistics().save(path)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"^PrecisionStats.load: .* must be a safetensors file, "):
+    message = (
+        r"^PrecisionStats.load: .* must be a whole safetensors file, got .* truncated, damaged"
+    )
+    with pytest.raises(ValueError, match=message):
         PrecisionStats.load(path)
 
 

@@ -106,6 +106,33 @@ def test_a_plan_of_other_layers_is_refused(tmp_path):
         transformers.AutoModelForCausalLM.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("length", [0, 4, -100])
+def test_a_truncated_file_is_named(tmp_path, length):
+    _, folder = converted(tmp_path)
+    path = folder / "model-00001-of-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    register()
+    with pytest.raises(ValueError, match=r"truncated, damaged or of another form$") as error:
+        transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert str(error.value).startswith(f"moe_ext: {path} must be a whole safetensors file, got ")
+
+
+@pytest.mark.parametrize("version", [2, "1", None])
+def test_another_version_is_refused(tmp_path, version):
+    _, folder = converted(tmp_path)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["version"] = version
+    path.write_text(json.dumps(config))
+    register()
+    message = (
+        r"^moe_ext: `quantization_config.version` must be an int from 1 to 1, which this moe_ext "
+        r"reads, got "
+    )
+    with pytest.raises(ValueError, match=message):
+        transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
 @pytest.mark.gpu
 @torch.no_grad()
 def test_it_loads_to_a_gpu(tmp_path):

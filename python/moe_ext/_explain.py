@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Iterable, Sequence
@@ -177,27 +178,27 @@ def explain(
     name = _DTYPE_NAMES.get(dtype) if isinstance(dtype, torch.dtype) else dtype
     if not isinstance(name, str) or name not in ITEM_BYTES:
         raise ValueError(
-            f'explain: `dtype` must be bfloat16 ("bf16") or float8_e4m3fn ("fp8"), got {dtype}'
+            f'explain: `dtype` must be bfloat16 ("bf16") or float8_e4m3fn ("fp8"), got {dtype!r}'
         )
     if accumulate not in (("promoted",) if name == "bf16" else ("promoted", "fast")):
         raise ValueError(
             'explain: `accumulate` must be "promoted", or "fast" for fp8 operands, got '
-            f'"{accumulate}" '
-            f"for {name}"
+            f"{accumulate!r} for {name}"
         )
+    if not isinstance(block_scales, bool):
+        raise ValueError(f"explain: `block_scales` must be True or False, got {block_scales!r}")
     if block_scales and (name == "bf16" or accumulate != "promoted"):
         raise ValueError(
             f'explain: `block_scales` must be False for bf16 operands or accumulate="fast", got '
             f"True for {name} operands and accumulate={accumulate!r}"
         )
-    if not isinstance(n_segments, int) or n_segments not in ((1, 2) if block_scales else (1,)):
+    if type(n_segments) is not int or n_segments not in ((1, 2) if block_scales else (1,)):
         raise ValueError(
             f"explain: `n_segments` must be 1, or 2 with `block_scales`, got {n_segments!r}"
         )
     offset = _sequence("explain", "scale_b_offset", scale_b_offset)
     if len(offset) != 2 or not all(
-        isinstance(start, int) and 0 <= start < (SCALE_BLOCK if block_scales else 1)
-        for start in offset
+        type(start) is int and 0 <= start < (SCALE_BLOCK if block_scales else 1) for start in offset
     ):
         raise ValueError(
             f"explain: `scale_b_offset` must be (n0, k0), each 0 to {SCALE_BLOCK - 1} with "
@@ -282,7 +283,7 @@ def gpu_of(
     """Return the index of the GPU to measure on, if any, and the number of SMs to choose for."""
     device, own = None, 132
     if measure_on is not None:
-        device, kernels = cuda_device(op, measure_on)
+        device, kernels = cuda_device(op, measure_on, "measure_on")
         own = kernels.sm_count
     return device, own if sm_count is None else whole(op, "sm_count", sm_count, 1, 1024)
 
@@ -307,11 +308,11 @@ def ends_of(op: str, offs: Sequence[int] | None, num_rows: int, num_groups: int)
 
 def whole(op: str, argument: str, value: object, least: int, most: int) -> int:
     """Return `value` as an int; raise a ValueError unless it is a whole number in the range."""
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = least - 1
-    if not least <= number <= most:
+    number = None
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(value)  # type: ignore[arg-type]
+    if number is None or not least <= number <= most:
         raise ValueError(
             f"{op}: `{argument}` must be a whole number from {least} to {most}, got {value!r}"
         )

@@ -20,6 +20,7 @@ from moe_ext._dispatch import (
 from moe_ext._explain import aligned, ends_of, gpu_of, lines_of, of_rows, said_times
 from moe_ext._fused_moe_kernels import decide_kernels
 from moe_ext._measure import layer_call, median_us, num_copies
+from moe_ext._problem_parts import check_parts
 from moe_ext._problems import AskedLayer, asked_fused_moe, layer_scales
 
 
@@ -157,7 +158,8 @@ def explain_fused_moe(
 
     Raises:
         ValueError: the problem is none; the message is the op's. Or there is nothing to measure.
-        TypeError: something of the problem is missing, or is not a part of it.
+        TypeError: something of the problem is missing, is not a part of it, or has a value of
+            another kind.
         RuntimeError: `measure_on` is given and the kernels cannot run there, as the ops say it.
 
     Notes:
@@ -171,6 +173,7 @@ def explain_fused_moe(
         (1536, 2048, 128)
     """
     op = "explain_fused_moe"
+    check_parts(op, "fused_moe", problem)
     device, sms = gpu_of(op, measure_on, sm_count)
     try:
         asked = asked_fused_moe(**problem)

@@ -48,7 +48,7 @@ def said(
         options["gate_up_layout"] = gate_up_layout
     if apply_router_weight_on_input is not False:
         options["apply_router_weight_on_input"] = apply_router_weight_on_input
-    if first_expert != 0:
+    if first_expert != 0 or not isinstance(first_expert, int):
         options["first_expert"] = first_expert
     if routed_scale != 1:
         options["routed_scale"] = routed_scale

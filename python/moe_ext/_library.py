@@ -135,19 +135,21 @@ def device_kernels(device_index: int) -> DeviceKernels:
     return DeviceKernels(sm_count=properties.multi_processor_count, **ops)
 
 
-def cuda_device(op: str, device: torch.device | str | int | None) -> tuple[int, DeviceKernels]:
-    """Check the device that a user of `op` names, None for the current one.
+def cuda_device(
+    op: str, device: torch.device | str | int | None, argument: str = "device"
+) -> tuple[int, DeviceKernels]:
+    """Check the device that a user of `op` names by an argument, None for the current one.
 
     Returns:
         Its index, and what a call on it needs.
     """
-    target = _named_device(op, device)
+    target = _named_device(op, device, argument)
     load()  # says what is missing where there is no CUDA to ask for its current device
     index = torch.cuda.current_device() if target.index is None else target.index
     return index, device_kernels(index)
 
 
-def _named_device(op: str, device: torch.device | str | int | None) -> torch.device:
+def _named_device(op: str, device: torch.device | str | int | None, argument: str) -> torch.device:
     named = "cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device
     try:
         target = torch.device(named)
@@ -155,9 +157,9 @@ def _named_device(op: str, device: torch.device | str | int | None) -> torch.dev
         target = None
     # torch keeps an index in eight bits, so that cuda:256 is cuda:0 to it.
     if target is None or (isinstance(named, str) and named not in (target.type, str(target))):
-        raise ValueError(f"{op}: `device` must be a CUDA device or its index, got {device!r}")
+        raise ValueError(f"{op}: `{argument}` must be a CUDA device or its index, got {device!r}")
     if target.type != "cuda":
-        raise ValueError(f"{op}: `device` must be a CUDA device, got {target}")
+        raise ValueError(f"{op}: `{argument}` must be a CUDA device, got {target}")
     return target
 
 

@@ -1,7 +1,8 @@
 """Problems given by sizes and dtypes alone, held to the ops' own checks and the dispatcher.
 
 Tensors without memory stand for the arguments, so that no rule is written a second time: the checks
-say what is wrong with a value, calls of the ops what is of another kind.
+say what is wrong with a value, calls of the ops what torch cannot hold. Values of another kind are
+refused before (`_problem_parts.py`).
 """
 
 from __future__ import annotations
@@ -56,14 +57,13 @@ def _torch_dtype(dtype: Dtype, taken: Sequence[str] = tuple(_DTYPES)) -> torch.d
         return dtype
     if dtype in _DTYPES:
         return _DTYPES[dtype]
-    message = f"supports: `dtype` must be torch's or one of {', '.join(taken)}, got {dtype!r}"
-    raise (ValueError if isinstance(dtype, str) else TypeError)(message)
+    raise ValueError(
+        f"supports: `dtype` must be torch's or one of {', '.join(taken)}, got {dtype!r}"
+    )
 
 
 def _tensor(shape: Sequence[int], dtype: Dtype) -> Tensor:
     """Make a tensor without memory."""
-    if any(isinstance(size, bool) or not isinstance(size, int) for size in shape):
-        raise TypeError(f"supports: sizes must be whole numbers, got {tuple(shape)}")
     if any(size < 0 for size in shape):
         raise ValueError(f"supports: sizes must not be negative, got {tuple(shape)}")
     if math.prod(shape) >= _MAX_ELEMENTS or max(shape, default=0) >= _MAX_ELEMENTS:
@@ -71,14 +71,6 @@ def _tensor(shape: Sequence[int], dtype: Dtype) -> Tensor:
             f"supports: sizes must make tensors of less than 2^59 elements, got {tuple(shape)}"
         )
     return torch.empty(tuple(shape), dtype=_torch_dtype(dtype), device="meta")
-
-
-def _call(op: Callable[..., Any], *operands: Tensor, **options: Any) -> None:
-    """Raise a TypeError for an option that torch does not take for one of the op's."""
-    try:
-        op(*operands, **options)
-    except RuntimeError as error:
-        raise TypeError(str(error)) from error
 
 
 def layer_scales(
@@ -91,25 +83,25 @@ def layer_scales(
 ) -> dict[str, Tensor | None]:
     """Make the scales of a layer's weights that words or shapes stand for."""
     return {
-        "w13_scale": _weight_scale(w13_scale, num_experts, w13_rows, hidden_size),
-        "w2_scale": _weight_scale(w2_scale, num_experts, hidden_size, intermediate_size),
+        "w13_scale": _weight_scale("w13_scale", w13_scale, num_experts, w13_rows, hidden_size),
+        "w2_scale": _weight_scale(
+            "w2_scale", w2_scale, num_experts, hidden_size, intermediate_size
+        ),
     }
 
 
 def _optional(given: bool | None, shape: Sequence[int]) -> Tensor | None:
-    if given is not None and not isinstance(given, bool):
-        raise TypeError(f"supports: whether there is a tensor must be True or False, got {given!r}")
     return _tensor(shape, torch.float32) if given else None
 
 
-def _scale(form: ScaleForm, shapes: dict[str, Shape]) -> Tensor | None:
+def _scale(argument: str, form: ScaleForm, shapes: dict[str, Shape]) -> Tensor | None:
     """Make the scale that a word or a shape stands for."""
     if form is None:
         return None
     if isinstance(form, str):
         if form not in shapes:
             raise ValueError(
-                f"supports: a scale must be None, a shape or one of {', '.join(shapes)}, got "
+                f"supports: `{argument}` must be None, a shape or one of {', '.join(shapes)}, got "
                 f"{form!r}"
             )
         form = shapes[form]
@@ -117,14 +109,20 @@ def _scale(form: ScaleForm, shapes: dict[str, Shape]) -> Tensor | None:
 
 
 def _weight_scale(
-    form: ScaleForm, groups: int, n: int, k: int, n_segments: int = 1, offset: Shape = (0, 0)
+    argument: str,
+    form: ScaleForm,
+    groups: int,
+    n: int,
+    k: int,
+    n_segments: int = 1,
+    offset: Shape = (0, 0),
 ) -> Tensor | None:
     # What is wrong with others the op's checks say.
     segments = n_segments if n_segments in (1, 2) else 1
     n_offset, k_offset = offset if len(offset) == 2 else (0, 0)
     along_n = segments * ceil_div(n // segments + n_offset, SCALE_BLOCK)
     blocks = (groups, along_n, ceil_div(k + k_offset, SCALE_BLOCK))
-    return _scale(form, {"tensor": (groups,), "channel": (groups, n), "block": blocks})
+    return _scale(argument, form, {"tensor": (groups,), "channel": (groups, n), "block": blocks})
 
 
 def _gemm(
@@ -151,8 +149,8 @@ def _gemm(
         _tensor((num_groups,), torch.int32),
     )
     options |= {
-        "scale_a": _scale(scale_a, by_row),
-        "scale_b": _weight_scale(scale_b, num_groups, n, k, n_segments, scale_b_offset),
+        "scale_a": _scale("scale_a", scale_a, by_row),
+        "scale_b": _weight_scale("scale_b", scale_b, num_groups, n, k, n_segments, scale_b_offset),
         "scale_b_offset": scale_b_offset,
         "n_segments": n_segments,
         "bias": _optional(bias, (num_groups, n)),
@@ -166,7 +164,7 @@ def _gemm(
     for dimension, size in (("n", n), ("k", k)):
         if size > MAX_SIZE:
             raise ValueError(f"{name}: {dimension} must be at most {MAX_SIZE}, got {size}")
-    _call(op, *operands, **options)
+    op(*operands, **options)
     choose(
         dtype=form.dtype,
         accumulate=form.accumulate,
@@ -235,7 +233,7 @@ def _layer(
         "batch_invariant": batch_invariant,
     }
     layer = check(op.__name__, None, *operands, **options, has_memory=False)
-    _call(op, *operands, **options)
+    op(*operands, **options)
     return AskedLayer(layer, accumulate, bool(w13_bias), bool(batch_invariant))
 
 
@@ -262,7 +260,7 @@ def _fused_moe_masked(*, num_experts: int, max_rows: int, **problem: Any) -> Non
 def _quantize_fp8(*, dtype: Dtype, shape: Shape, granularity: str, **options: Any) -> None:
     x = _tensor(shape, _torch_dtype(dtype, _FLOATING))
     check_quantize_fp8("quantize_fp8", None, x, granularity, **options)
-    _call(quantize_fp8, x, granularity=granularity, **options)
+    quantize_fp8(x, granularity=granularity, **options)
 
 
 def _topk_routing(
@@ -277,7 +275,7 @@ def _topk_routing(
     logits = _tensor((num_tokens, num_experts), _torch_dtype(dtype, _FLOATING))
     options["correction_bias"] = _optional(correction_bias, (num_experts,))
     check_topk_routing("topk_routing", None, logits, top_k, **options)
-    _call(topk_routing, logits, top_k=top_k, **options)
+    topk_routing(logits, top_k=top_k, **options)
 
 
 def _sort_tokens(
@@ -290,7 +288,7 @@ def _sort_tokens(
 ) -> None:
     topk_ids = _tensor((num_tokens, top_k), dtype)
     check_sort_tokens(topk_ids, num_experts, **options)
-    _call(sort_tokens, topk_ids, num_experts=num_experts, **options)
+    sort_tokens(topk_ids, num_experts=num_experts, **options)
 
 
 def _combine_tokens(
@@ -314,7 +312,7 @@ def _combine_tokens(
         "out_dtype": None if out_dtype is None else _torch_dtype(out_dtype),
     }
     check_combine_tokens(*operands, **options, has_memory=False)
-    _call(combine_tokens, *operands, **options)
+    combine_tokens(*operands, **options)
 
 
 CHECKS: dict[str, Callable[..., None]] = {

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from moe_ext._library import cuda_device
+from moe_ext._problem_parts import check_parts
 from moe_ext._problems import CHECKS
 
 
@@ -87,15 +88,10 @@ def supports(
     if check is None:
         raise ValueError(f"supports: `op` must be one of {', '.join(CHECKS)}, got {op!r}")
     try:
+        check_parts("supports", op, problem)
         check(**problem)
         if str(device) != "cpu":
             cuda_device("supports", device)
     except (ValueError, RuntimeError) as error:
         return Support(str(error))
-    except (AttributeError, OverflowError, TypeError) as error:
-        described = ", ".join(f"{name}={value!r}" for name, value in problem.items())
-        raise TypeError(
-            f"supports: every part of the problem must be given, with a value as documented, got "
-            f"{described}: {str(error).partition(chr(10))[0]}"
-        ) from error
     return Support()

@@ -10,7 +10,7 @@ from torch import Tensor
 from moe_ext._combine_checks import check_combine_tokens
 from moe_ext._combine_run import empty_output, run_combine_tokens
 from moe_ext._register import register
-from moe_ext._words import check_given
+from moe_ext._words import check_given, check_kinds
 
 
 def combine_tokens(
@@ -64,15 +64,19 @@ def combine_tokens(
     """
     check_given("combine_tokens", "y", y)
     check_given("combine_tokens", "slot_row", slot_row)
-    result: Tensor = _OP(
-        y,
-        slot_row,
-        topk_weights,
-        top_k=top_k,
-        addend=addend,
-        routed_scale=routed_scale,
-        out_dtype=out_dtype,
-    )
+    try:
+        result: Tensor = _OP(
+            y,
+            slot_row,
+            topk_weights,
+            top_k=top_k,
+            addend=addend,
+            routed_scale=routed_scale,
+            out_dtype=out_dtype,
+        )
+    except RuntimeError as error:
+        check_kinds("combine_tokens", error)
+        raise
     return result
 
 

@@ -10,6 +10,7 @@ from moe_ext._fused_moe_checks import check_fused_moe
 from moe_ext._fused_moe_options import said
 from moe_ext._fused_moe_run import run_fused_moe, run_fused_moe_out
 from moe_ext._register import register
+from moe_ext._words import check_kinds
 
 _OPERANDS = "Tensor hidden_states, Tensor w13, Tensor w2, Tensor topk_weights, Tensor topk_ids"
 _OPTIONS = (
@@ -165,7 +166,11 @@ def fused_moe(
         workspace,
     )
     op = _OP if workspace is None else _WORKSPACE_OP
-    result: Tensor = op(hidden_states, w13, w2, topk_weights, topk_ids, **options)
+    try:
+        result: Tensor = op(hidden_states, w13, w2, topk_weights, topk_ids, **options)
+    except RuntimeError as error:
+        check_kinds("fused_moe", error)
+        raise
     return result
 
 
@@ -252,7 +257,11 @@ def fused_moe_out(
         batch_invariant,
         workspace,
     )
-    _OUT_OP(hidden_states, w13, w2, topk_weights, topk_ids, out=out, **options)
+    try:
+        _OUT_OP(hidden_states, w13, w2, topk_weights, topk_ids, out=out, **options)
+    except RuntimeError as error:
+        check_kinds("fused_moe_out", error)
+        raise
 
 
 def _fake(*operands: Tensor, **options: Any) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from moe_ext._checks import check_grouped_gemm
 from moe_ext._register import OPTIONS, register
 from moe_ext._run import run_grouped_gemm, run_grouped_gemm_out
+from moe_ext._words import check_kinds
 
 
 def grouped_gemm(
@@ -90,20 +91,24 @@ def grouped_gemm(
         >>> out.shape, out[0, 0].item()
         (torch.Size([5, 8]), 16.0)
     """
-    result: Tensor = _OP(
-        a,
-        b,
-        offs,
-        scale_a=scale_a,
-        scale_b=scale_b,
-        scale_b_offset=scale_b_offset,
-        n_segments=n_segments,
-        bias=bias,
-        out_dtype=out_dtype,
-        accumulate=accumulate,
-        offs_ready=offs_ready,
-        config=config,
-    )
+    try:
+        result: Tensor = _OP(
+            a,
+            b,
+            offs,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            scale_b_offset=scale_b_offset,
+            n_segments=n_segments,
+            bias=bias,
+            out_dtype=out_dtype,
+            accumulate=accumulate,
+            offs_ready=offs_ready,
+            config=config,
+        )
+    except RuntimeError as error:
+        check_kinds("grouped_gemm", error)
+        raise
     return result
 
 
@@ -151,21 +156,25 @@ def grouped_gemm_out(
     Notes:
         Rows of `out` past the last offset keep what they held. Otherwise as `grouped_gemm`.
     """
-    _OUT_OP(
-        a,
-        b,
-        offs,
-        scale_a=scale_a,
-        scale_b=scale_b,
-        scale_b_offset=scale_b_offset,
-        n_segments=n_segments,
-        bias=bias,
-        out_dtype=out_dtype,
-        accumulate=accumulate,
-        offs_ready=offs_ready,
-        config=config,
-        out=out,
-    )
+    try:
+        _OUT_OP(
+            a,
+            b,
+            offs,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            scale_b_offset=scale_b_offset,
+            n_segments=n_segments,
+            bias=bias,
+            out_dtype=out_dtype,
+            accumulate=accumulate,
+            offs_ready=offs_ready,
+            config=config,
+            out=out,
+        )
+    except RuntimeError as error:
+        check_kinds("grouped_gemm_out", error)
+        raise
 
 
 def _fake(a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from moe_ext._checks import check_grouped_gemm
 from moe_ext._register import OPTIONS, register
 from moe_ext._run import run_grouped_gemm_masked, run_grouped_gemm_masked_out
+from moe_ext._words import check_kinds
 
 
 def grouped_gemm_masked(
@@ -76,21 +77,25 @@ def grouped_gemm_masked(
         >>> out.shape, out[0, 2, 0].item()
         (torch.Size([2, 4, 8]), 16.0)
     """
-    result: Tensor = _OP(
-        a,
-        b,
-        counts,
-        scale_a=scale_a,
-        scale_b=scale_b,
-        scale_b_offset=scale_b_offset,
-        n_segments=n_segments,
-        bias=bias,
-        out_dtype=out_dtype,
-        accumulate=accumulate,
-        offs_ready=offs_ready,
-        config=config,
-        expected_rows=expected_rows,
-    )
+    try:
+        result: Tensor = _OP(
+            a,
+            b,
+            counts,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            scale_b_offset=scale_b_offset,
+            n_segments=n_segments,
+            bias=bias,
+            out_dtype=out_dtype,
+            accumulate=accumulate,
+            offs_ready=offs_ready,
+            config=config,
+            expected_rows=expected_rows,
+        )
+    except RuntimeError as error:
+        check_kinds("grouped_gemm_masked", error)
+        raise
     return result
 
 
@@ -140,22 +145,26 @@ def grouped_gemm_masked_out(
     Notes:
         Rows of `out` from counts[g] on keep what they held.
     """
-    _OUT_OP(
-        a,
-        b,
-        counts,
-        scale_a=scale_a,
-        scale_b=scale_b,
-        scale_b_offset=scale_b_offset,
-        n_segments=n_segments,
-        bias=bias,
-        out_dtype=out_dtype,
-        accumulate=accumulate,
-        offs_ready=offs_ready,
-        config=config,
-        expected_rows=expected_rows,
-        out=out,
-    )
+    try:
+        _OUT_OP(
+            a,
+            b,
+            counts,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            scale_b_offset=scale_b_offset,
+            n_segments=n_segments,
+            bias=bias,
+            out_dtype=out_dtype,
+            accumulate=accumulate,
+            offs_ready=offs_ready,
+            config=config,
+            expected_rows=expected_rows,
+            out=out,
+        )
+    except RuntimeError as error:
+        check_kinds("grouped_gemm_masked_out", error)
+        raise
 
 
 def _fake(a: Tensor, b: Tensor, counts: Tensor, **options: Any) -> Tensor:

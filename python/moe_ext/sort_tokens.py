@@ -7,7 +7,7 @@ from torch import Tensor
 from moe_ext._register import register
 from moe_ext._sort_checks import check_sort_tokens
 from moe_ext._sort_run import empty_outputs, run_sort_tokens
-from moe_ext._words import check_given
+from moe_ext._words import check_given, check_kinds
 
 
 def sort_tokens(
@@ -53,9 +53,13 @@ def sort_tokens(
         ([1, 3], [1, 0, 3, -1], [1, 0, -1, 2])
     """
     check_given("sort_tokens", "topk_ids", topk_ids)
-    result: tuple[Tensor, Tensor, Tensor] = _OP(
-        topk_ids, num_experts, first_expert=first_expert, expert_map=expert_map
-    )
+    try:
+        result: tuple[Tensor, Tensor, Tensor] = _OP(
+            topk_ids, num_experts, first_expert=first_expert, expert_map=expert_map
+        )
+    except RuntimeError as error:
+        check_kinds("sort_tokens", error)
+        raise
     return result
 
 

@@ -103,7 +103,7 @@ def _device_name(device: str) -> str:
     try:
         index, _ = cuda_device("bench", device)
     except (RuntimeError, ValueError) as error:
-        reason = str(error).removeprefix("moe_ext: ").removeprefix("bench: ")
+        reason = str(error).removeprefix("moe_ext: ").removeprefix("bench: `device` ")
         raise typer.BadParameter(
             f"--device must name a GPU that runs the kernels, got {device}: {reason}"
         ) from None

@@ -16,7 +16,7 @@ _UNITS = {
     "MiB": 2**20,
     "GiB": 2**30,
 }
-_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z%]+)\s*")
+_NUMBER = re.compile(r"\s*(\d{1,18}(?:\.\d+)?|\.\d+)\s*([A-Za-z%]+)\s*")
 
 
 def byte_budget(text: str) -> Callable[[int], float]:

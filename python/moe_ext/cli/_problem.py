@@ -34,6 +34,12 @@ def gemm_options(dtype: str, scales: str | None, accumulate: str) -> dict[str, o
     """Return what `moe_ext.explain` takes of a GEMM's dtype and scales."""
     check_one_of("--accumulate", accumulate, ("promoted", "fast"))
     layout = scale_layout(dtype, scales, "tensor" if accumulate == "fast" else "block")
+    if accumulate == "fast" and (layout is None or layout == "block"):
+        got = f"--dtype {dtype}" if layout is None else f"--scales {layout}"
+        raise typer.BadParameter(
+            f"--accumulate must be promoted but for fp8 with scales per tensor or channel, got "
+            f"fast with {got}"
+        )
     return {"dtype": dtype, "accumulate": accumulate, "block_scales": layout == "block"}
 
 

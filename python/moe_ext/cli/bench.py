@@ -10,16 +10,21 @@ import typer
 
 from moe_ext._explain import explain as explain_gemm
 from moe_ext._explain_layer import explain_fused_moe
+from moe_ext.cli._arguments import file_to_write
 from moe_ext.cli._bench_run import Sweep, counts_of, run
+from moe_ext.cli._named import GEMM, LAYER, named
 from moe_ext.cli._problem import Accumulate, Dtype, Scales, gemm_options, layer_options
 
 app = typer.Typer(
     help="Time a layer or a GEMM on a GPU over token counts, beside the least it can take.",
     add_completion=False,
 )
+_DEVICE = {"measure_on": "--device"}
 _Device = Annotated[str, typer.Option(help="CUDA device to time on.")]
 _Json = Annotated[bool, typer.Option("--json", help="A JSON list of rows in place of the table.")]
-_Plot = Annotated[Path | None, typer.Option(help="Picture to write, PNG.")]
+_Plot = Annotated[
+    Path | None, typer.Option(parser=file_to_write, metavar="PATH", help="Picture to write, PNG.")
+]
 
 
 @app.command("layer")
@@ -57,7 +62,8 @@ def layer(
     sweep = Sweep(
         "tokens", counts_of("--tokens", tokens), lambda count: measure(num_tokens=count), title
     )
-    run(sweep, device, as_json, plot)
+    with named(LAYER | _DEVICE):
+        run(sweep, device, as_json, plot)
 
 
 @app.command("gemm")
@@ -81,7 +87,8 @@ def gemm(
     layout = "block" if problem["block_scales"] else scales
     title = f"GEMM in {_kind(dtype, layout)}: {groups} groups, n {n}, k {k}"
     sweep = Sweep("rows", counts_of("--rows", rows), lambda count: measure(num_rows=count), title)
-    run(sweep, device, as_json, plot)
+    with named(GEMM | _DEVICE):
+        run(sweep, device, as_json, plot)
 
 
 def _kind(dtype: str, layout: str | None) -> str:

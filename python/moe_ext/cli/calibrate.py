@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from moe_ext._activations import ACTIVATIONS
-from moe_ext.cli._arguments import check_device, check_one_of
+from moe_ext.cli._arguments import check_device_here, check_one_of, file_to_write
 from moe_ext.cli._console import check_output, console, progress
+from moe_ext.cli._named import named
 from moe_ext.nn._pieces import LAYOUTS
 from moe_ext.precision import calibrate_checkpoint
 
@@ -23,7 +24,10 @@ def calibrate(
             help="Safetensors file with layers.N.hidden_states, or input_ids for Transformers."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="File of statistics to write.")],
+    out: Annotated[
+        Path,
+        typer.Option(parser=file_to_write, metavar="PATH", help="File of statistics to write."),
+    ],
     scales: Annotated[
         str, typer.Option(help="Layout of FP8 scales to judge: block, channel or tensor.")
     ] = "block",
@@ -40,9 +44,10 @@ def calibrate(
     check_one_of("--scales", scales, LAYOUTS)
     if activation is not None:
         check_one_of("--activation", activation, ACTIVATIONS)
-    check_device("--device", device)
+    check_device_here("--device", device)
     check_output(out, model_dir, data)
-    with progress("calibrating", of_bytes=False) as advance, warnings.catch_warnings():
+    naming = named({"activation": "--activation"})
+    with progress("calibrating", of_bytes=False) as advance, warnings.catch_warnings(), naming:
         # What the warning is about, the CPU, is what was asked for.
         warnings.filterwarnings("ignore", message="moe_ext: no CUDA device")
         found = calibrate_checkpoint(

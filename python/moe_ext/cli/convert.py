@@ -11,7 +11,10 @@ import typer
 from moe_ext._activations import GATE_UP_LAYOUTS
 from moe_ext.cli._arguments import check_one_of
 from moe_ext.cli._console import console, progress, size
+from moe_ext.cli._named import named
 from moe_ext.precision import PrecisionPlan, convert_checkpoint
+
+_OPTIONS = {"out": "--out", "gate_up_layout": "--gate-up-layout", "workers": "--workers"}
 
 
 def convert(
@@ -31,7 +34,7 @@ def convert(
         check_one_of("--gate-up-layout", gate_up_layout, GATE_UP_LAYOUTS)
     loaded = PrecisionPlan.load(plan)
     begin = time.perf_counter()
-    with progress("converting", of_bytes=True) as advance:
+    with progress("converting", of_bytes=True) as advance, named(_OPTIONS):
         done = convert_checkpoint(
             model_dir,
             loaded,

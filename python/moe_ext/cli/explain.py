@@ -10,6 +10,7 @@ from moe_ext._explain import explain as explain_gemm
 from moe_ext._explain_layer import explain_fused_moe
 from moe_ext.cli._arguments import check_device
 from moe_ext.cli._console import console
+from moe_ext.cli._named import GEMM, LAYER, named
 from moe_ext.cli._problem import Accumulate, Dtype, Scales, gemm_options, layer_options
 
 app = typer.Typer(
@@ -40,15 +41,16 @@ def gemm(
     problem: dict[str, Any] = gemm_options(dtype, scales, accumulate)
     if measure_on is not None:
         check_device("--measure-on", measure_on, "cuda")
-    told = explain_gemm(
-        num_rows=rows,
-        num_groups=groups,
-        n=n,
-        k=k,
-        sm_count=sm_count,
-        measure_on=measure_on,
-        **problem,
-    )
+    with named(GEMM):
+        told = explain_gemm(
+            num_rows=rows,
+            num_groups=groups,
+            n=n,
+            k=k,
+            sm_count=sm_count,
+            measure_on=measure_on,
+            **problem,
+        )
     console().print(str(told))
 
 
@@ -69,14 +71,15 @@ def layer(
     problem: dict[str, Any] = layer_options(dtype, scales, activation)
     if measure_on is not None:
         check_device("--measure-on", measure_on, "cuda")
-    told = explain_fused_moe(
-        num_tokens=tokens,
-        top_k=top_k,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_experts=experts,
-        sm_count=sm_count,
-        measure_on=measure_on,
-        **problem,
-    )
+    with named(LAYER):
+        told = explain_fused_moe(
+            num_tokens=tokens,
+            top_k=top_k,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_experts=experts,
+            sm_count=sm_count,
+            measure_on=measure_on,
+            **problem,
+        )
     console().print(str(told))

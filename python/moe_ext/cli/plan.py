@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from moe_ext.cli._arguments import file_to_write
 from moe_ext.cli._budget import byte_budget, relative_error
 from moe_ext.cli._console import check_output, console, decibels, size
 from moe_ext.precision import PrecisionStats, plan_precision
@@ -16,7 +17,9 @@ from moe_ext.precision.planning import PlannedPrecision, fp8_bytes_of
 
 def plan(
     stats: Annotated[Path, typer.Argument(help="File of statistics that calibrate wrote.")],
-    out: Annotated[Path, typer.Option(help="Plan to write, JSON.")],
+    out: Annotated[
+        Path, typer.Option(parser=file_to_write, metavar="PATH", help="Plan to write, JSON.")
+    ],
     budget: Annotated[
         str | None, typer.Option(help="Bytes beyond uniform FP8: 2% of it, or 512MiB.")
     ] = None,

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from moe_ext._dispatch import LAUNCH_US, READ_BYTES_PER_US
-from moe_ext.cli._arguments import check_picture
+from moe_ext.cli._arguments import check_picture, file_to_write
 from moe_ext.cli._console import check_output, console, decibels, mib, table
 from moe_ext.cli._report_data import LayerReport, layer_reports
 from moe_ext.precision import PrecisionPlan, PrecisionStats
@@ -21,7 +21,10 @@ from moe_ext.precision.layer_plan import STAGES
 def report(
     stats: Annotated[Path, typer.Argument(help="File of statistics that calibrate wrote.")],
     plan: Annotated[Path | None, typer.Option(help="Plan, JSON; uniform FP8 by default.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Picture to write, *.png.")] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(parser=file_to_write, metavar="PATH", help="Picture to write, *.png."),
+    ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Of a call, for times.")] = 16,
     top: Annotated[int, typer.Option(min=0, help="How many stages of experts to list.")] = 20,
 ) -> None:

@@ -14,9 +14,10 @@ from moe_ext.nn._pieces import FP8 as FP8_DTYPE
 from moe_ext.nn._pieces import Piece, quoted
 from moe_ext.nn._store import join_scales
 from moe_ext.precision._checkpoint import Checkpoint, CheckpointSource
+from moe_ext.precision._plan_json import check_version
 from moe_ext.precision._slots import WEIGHT, slots_of
 from moe_ext.precision.bank import ExpertBank
-from moe_ext.precision.convert import PLAN_FILE
+from moe_ext.precision.convert import METHOD, PLAN_FILE, VERSION
 from moe_ext.precision.layer_plan import FP8
 from moe_ext.precision.plan import PrecisionPlan
 
@@ -39,6 +40,9 @@ def bank_of_checkpoint(
             f"{_OP}: {checkpoint.directory} must hold {PLAN_FILE}, as `convert_checkpoint` writes "
             "it, got none"
         )
+    method = checkpoint.config(_OP).get("quantization_config")
+    if isinstance(method, dict) and method.get("quant_method") == METHOD:
+        check_version(_OP, "quantization_config.version", method.get("version", 1), VERSION)
     plan = PrecisionPlan.load(path).layer(layer)
     found = checkpoint.layer(_OP, layer)
     # Raises for bad options before anything is read.

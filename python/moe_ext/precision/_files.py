@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from moe_ext.precision._plan_json import check_header
+from moe_ext.precision._tensor_files import wrong_file
 
 _KEY = "moe_ext"  # of the metadata, whose values are strings
 
@@ -20,8 +22,11 @@ def target_of(path: str | Path) -> Path:
     """Return the file that a path leads to, of a link what it leads to.
 
     Raises:
-        OSError: there is something else, a folder, a device or a pipe.
+        OSError: there is something else, a folder, a device or a pipe; or the path is a folder's,
+            ending in a slash.
     """
+    if os.path.basename(path) in ("", ".", ".."):
+        raise IsADirectoryError(f"{path} must be a file to write, got a folder's name")
     target = Path(path).resolve()
     if target.is_dir():
         raise IsADirectoryError(f"{path} must be a file to write, got a folder")
@@ -69,7 +74,7 @@ def load_tensors(
     try:
         opened = safetensors.safe_open(str(path), framework="pt", device=str(device or "cpu"))
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{op}: {path} must be a safetensors file, got {error}") from None
+        raise wrong_file(op, path, error) from None
     with opened as file:
         try:
             header = json.loads((file.metadata() or {}).get(_KEY, "null"))

@@ -71,10 +71,14 @@ def check_header(op: str, value: Any, form: str, version: int) -> None:
     if not isinstance(value, dict) or value.get("format") != form:
         got = _json_kind(value) if not isinstance(value, dict) else shown(value.get("format"))
         raise ValueError(f"{op}: `format` must be {quoted(form)}, got {got}")
-    found: Any = value.get("version")
-    if not is_int(found) or not 1 <= found <= version:
+    check_version(op, "version", value.get("version"), version)
+
+
+def check_version(op: str, name: str, found: Any, newest: int) -> None:
+    """Raise a ValueError unless a version that was read is one that is known."""
+    if not is_int(found) or not 1 <= found <= newest:
         raise ValueError(
-            f"{op}: `version` must be an int from 1 to {version}, which this moe_ext reads, got "
+            f"{op}: `{name}` must be an int from 1 to {newest}, which this moe_ext reads, got "
             f"{shown(found)}"
         )
 

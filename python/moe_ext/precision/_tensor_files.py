@@ -65,24 +65,24 @@ def read_header(op: str, path: Path) -> Header:
         head = file.read(8)
         length = int.from_bytes(head, "little")
         if len(head) < 8 or not 2 <= length <= min(_MAX_HEADER, size - 8):
-            raise _wrong(op, path, f"{size} bytes without a header")
+            raise wrong_file(op, path, f"{size} bytes without a header")
         text = file.read(length)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise _wrong(op, path, "a header that is no JSON") from None
+        raise wrong_file(op, path, "a header that is no JSON") from None
     if not isinstance(value, dict):
-        raise _wrong(op, path, "a header that is no object")
+        raise wrong_file(op, path, "a header that is no object")
     metadata = value.pop("__metadata__", None) or {}
     entries = {name: _entry(op, path, name, own, 8 + length) for name, own in value.items()}
     ordered = dict(sorted(entries.items(), key=lambda item: (item[1].begin, item[1].num_bytes)))
     end = 8 + length
     for name, entry in ordered.items():
         if entry.begin != end:
-            raise _wrong(op, path, f'"{name}" at byte {entry.begin} in place of {end}')
+            raise wrong_file(op, path, f'"{name}" at byte {entry.begin} in place of {end}')
         end += entry.num_bytes
     if end != size:
-        raise _wrong(op, path, f"{size} bytes in place of {end}")
+        raise wrong_file(op, path, f"{size} bytes in place of {end}")
     return Header(ordered, metadata)
 
 
@@ -93,15 +93,19 @@ def _entry(op: str, path: Path, name: str, value: Any, data: int) -> Entry:
         count = math.prod(shape)
         right = isinstance(dtype, str) and 0 <= begin <= end and min((0, *shape)) == 0
     except (KeyError, TypeError, ValueError):
-        raise _wrong(op, path, f'"{name}" without dtype, shape and place') from None
+        raise wrong_file(op, path, f'"{name}" without dtype, shape and place') from None
     known = DTYPES.get(dtype) if right else None
     if not right or (known is not None and end - begin != count * known.itemsize):
-        raise _wrong(op, path, f'"{name}" of {dtype} {shape} in {end - begin} bytes')
+        raise wrong_file(op, path, f'"{name}" of {dtype} {shape} in {end - begin} bytes')
     return Entry(path, dtype, shape, data + begin, end - begin)
 
 
-def _wrong(op: str, path: Path, got: str) -> ValueError:
-    return ValueError(f"{op}: {path} must be a whole safetensors file, got {got}")
+def wrong_file(op: str, path: str | Path, got: object) -> ValueError:
+    """Return the error for a file that is no safetensors file, or not all of one."""
+    return ValueError(
+        f"{op}: {path} must be a whole safetensors file, got {got}: it is truncated, damaged or "
+        "of another form"
+    )
 
 
 def meta_tensor(entry: Entry) -> Tensor:

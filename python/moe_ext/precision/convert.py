@@ -24,6 +24,8 @@ _OP = "convert_checkpoint"
 PLAN_FILE = "precision_plan.json"
 """The plan, in a converted checkpoint."""
 METHOD = "moe_ext"
+VERSION = 1
+"""Of what is written; a checkpoint whose config.json says none is of the first."""
 # Weights of other forms, which would be out of date beside the converted ones.
 _WEIGHTS = frozenset(
     (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
@@ -186,7 +188,7 @@ def _copy_others(checkpoint: Checkpoint, config: dict[str, Any], directory: Path
         is_weights = path.suffix in _WEIGHTS or path.name.endswith(".index.json")
         if path.is_file() and not is_weights and not path.name.startswith("."):
             shutil.copyfile(path, directory / path.name)
-    method = {"quant_method": METHOD, "plan": PLAN_FILE}
+    method = {"quant_method": METHOD, "version": VERSION, "plan": PLAN_FILE}
     text = json.dumps({**config, "quantization_config": method}, indent=2, ensure_ascii=False)
     (directory / CONFIG).write_text(text + "\n")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from moe_ext._register import register
+from moe_ext._words import check_kinds
 from moe_ext.fused_moe import fused_moe, fused_moe_out
 from moe_ext.precision._mixed_layer import (
     DEFAULTS,
@@ -88,9 +89,17 @@ def fused_moe_mixed(
             options[name] = value
     operands = (hidden_states, topk_weights, topk_ids, *layer[: len(OPERANDS)])
     if out is not None:
-        _OUT_OP(*operands, out=out, **options)
+        try:
+            _OUT_OP(*operands, out=out, **options)
+        except RuntimeError as error:
+            check_kinds("fused_moe_mixed_out", error)
+            raise
         return out
-    result: Tensor = (_OP if workspace is None else _WORKSPACE_OP)(*operands, **options)
+    try:
+        result: Tensor = (_OP if workspace is None else _WORKSPACE_OP)(*operands, **options)
+    except RuntimeError as error:
+        check_kinds("fused_moe_mixed", error)
+        raise
     return result
 
 

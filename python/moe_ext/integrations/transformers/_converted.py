@@ -21,17 +21,21 @@ from moe_ext._activations import CONCATENATED
 from moe_ext.integrations.transformers._forward import weights_of
 from moe_ext.integrations.transformers._gates import checked_gate
 from moe_ext.integrations.transformers._pack import is_experts
+from moe_ext.precision._plan_json import check_version
+from moe_ext.precision._tensor_files import read_header
 from moe_ext.precision.bank import ExpertBank
-from moe_ext.precision.convert import METHOD
+from moe_ext.precision.convert import METHOD, VERSION
 from moe_ext.precision.plan import PrecisionPlan
 
 
 class ConvertedConfig(QuantizationConfigMixin):  # type: ignore[misc]  # Transformers has no types
     """What config.json says of such a checkpoint."""
 
-    def __init__(self, plan: str, quant_method: str = METHOD, **_: Any) -> None:
-        """Keep the name of the plan's file."""
+    def __init__(self, plan: str, quant_method: str = METHOD, version: Any = 1, **_: Any) -> None:
+        """Keep the name of the plan's file; raise a ValueError for versions that are not known."""
+        check_version("moe_ext", "quantization_config.version", version, VERSION)
         self.quant_method = quant_method
+        self.version = version
         self.plan = plan
 
 
@@ -74,6 +78,8 @@ class ConvertedQuantizer(HfQuantizer):  # type: ignore[misc]
             raise ValueError(
                 "moe_ext: a converted checkpoint must be loaded from its folder, got no files"
             )
+        for file in checkpoint_files:  # what is wrong with one Transformers says without its name
+            read_header("moe_ext", Path(file))
         self._directory = Path(checkpoint_files[0]).parent
         plan = PrecisionPlan.load(self._directory / self.quantization_config.plan)
         ignored = set(model._keys_to_ignore_on_load_unexpected or ())
