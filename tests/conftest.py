@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _as_served(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Without gradients on a GPU, where functions then go past torch (`_call.py`).
+
+    Tests of registration, `test_*_registration.py`, are with gradients on both devices.
+    """
+    with torch.set_grad_enabled(not request.path.stem.endswith("_gpu")):
+        yield
 
 
 @pytest.fixture

@@ -34,6 +34,13 @@ OPS = (
 OF_RIGHT_KIND = {"Tensor": ONES, "int": 1, "str": "row"}  # what has no default
 
 
+@pytest.fixture(autouse=True, params=[True, False], ids=["grad", "no_grad"])
+def grad_mode(request):
+    """Without gradients a call goes past torch, which is what looks at kinds."""
+    with torch.set_grad_enabled(request.param):
+        yield
+
+
 def tensor_arguments():
     for op in OPS:
         for name, parameter in inspect.signature(getattr(moe_ext, op)).parameters.items():
@@ -80,6 +87,16 @@ def test_what_is_no_tensor(op, argument, value):
             {"first_expert": 0.0},
             "`first_expert` must be a whole number of 64 bits, got 0.0",
         ),
+        (
+            "fused_moe",
+            {"apply_router_weight_on_input": "no"},
+            "`apply_router_weight_on_input` must be True or False, got 'no'",
+        ),
+        (
+            "grouped_gemm",
+            {"n_segments": 1.0},
+            "`n_segments` must be a whole number of 64 bits, got 1.0",
+        ),
         ("fused_moe", {"alpha": "1"}, "`alpha` must be a number or None, got '1'"),
         ("grouped_gemm", {"config": 3}, "`config` must be a str or None, got 3"),
         (
@@ -120,6 +137,8 @@ def test_other_errors_pass(monkeypatch):
     def fail(*operands, **options):
         raise RuntimeError("moe_ext: the driver must be 580 or newer, got 535")
 
-    monkeypatch.setattr(sys.modules["moe_ext.sort_tokens"], "_OP", fail)
+    module = sys.modules["moe_ext.sort_tokens"]
+    fail._schema = module._OP._schema
+    monkeypatch.setattr(module, "_OP", fail)
     with pytest.raises(RuntimeError, match=r"^moe_ext: the driver must be"):
         moe_ext.sort_tokens(INTS[:, None], 4)

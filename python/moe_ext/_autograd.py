@@ -97,10 +97,14 @@ def _check_outputs(op: str, names: tuple[str, ...], outs: list[Any]) -> None:
 def _wrote(written: tuple[str, ...], options: dict[str, Any], result: Any) -> Any:
     """Count the writes into the outputs, if there are any, for autograd."""
     for name in written:
-        tensor = options.get(name)
-        if tensor is not None and not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)
+        count_write(options.get(name))
     return result
+
+
+def count_write(tensor: Tensor | None) -> None:
+    """Count a write into a tensor, if there is one, for autograd."""
+    if tensor is not None and not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 def _needs_gradients(op: str, tensors: list[Tensor]) -> bool:

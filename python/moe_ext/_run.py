@@ -25,7 +25,7 @@ from moe_ext.reference import grouped_gemm_reference
 # Bits of the C++ op's `flags`, twins of those in csrc/grouped_gemm/op.hpp.
 _MASKED, _OFFS_READY, _FP32_OUT, _FAST, _REMEMBER = (1 << bit for bit in range(5))
 _BF16, _FP32 = torch.bfloat16, torch.float32
-_NO_OFFSET = (0, 0)
+NO_OFFSET = (0, 0)
 
 
 def _launch(
@@ -63,12 +63,7 @@ def _launch(
         flags |= _OFFS_READY
     kernels = device_kernels(a.get_device())
     # Two ops and as few arguments as will do: torch takes up to 0.3 us to read one.
-    if (
-        scale_b_offset is _NO_OFFSET
-        and n_segments == 1
-        and expected_rows is None
-        and config is None
-    ):
+    if scale_b_offset is NO_OFFSET and n_segments == 1 and expected_rows is None and config is None:
         if flags == 0 and bias is None and out is None:
             result: Tensor = kernels.grouped_gemm_launch(a, b, offs, scale_a, scale_b)
         else:
@@ -214,7 +209,7 @@ def _implementation(
         out: Tensor | None = None,
         scale_a: Tensor | None = None,
         scale_b: Tensor | None = None,
-        scale_b_offset: Sequence[int] = _NO_OFFSET,
+        scale_b_offset: Sequence[int] = NO_OFFSET,
         n_segments: int = 1,
         bias: Tensor | None = None,
         out_dtype: torch.dtype | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,12 +33,17 @@ def check_given(op: str, argument: str, tensor: Tensor | None) -> None:
         raise ValueError(f"{op}: `{argument}` must be a tensor, got None")
 
 
-def check_kinds(op: str, error: RuntimeError) -> None:
+def check_kinds(called: Any, error: RuntimeError) -> None:
     """Raise a ValueError for an error by which torch refuses an argument's kind, none for others.
 
-    A public op calls it where torch has raised: right calls pay nothing for it. Torch's own words
-    hold the whole value, which may be a list of a million numbers.
+    For where torch has raised, so that right calls pay nothing for it. Torch's own words hold the
+    whole value, which may be a list of a million numbers.
+
+    Args:
+        called: the op.
+        error: what torch has raised.
     """
+    op = called._schema.name.partition("::")[2]
     found = re.match(
         rf"moe_ext::{op}\(\) Expected a value of type .*? for argument '(\w+)' but instead found "
         r"type '(.*?)'\.\nPosition: \d+\nValue: (.*)\nDeclaration: (.*)",

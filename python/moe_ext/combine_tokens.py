@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moe_ext._call import call
 from moe_ext._combine_checks import check_combine_tokens
 from moe_ext._combine_run import empty_output, run_combine_tokens
 from moe_ext._register import register
-from moe_ext._words import check_given, check_kinds
+from moe_ext._words import check_given
 
 
 def combine_tokens(
@@ -64,19 +65,11 @@ def combine_tokens(
     """
     check_given("combine_tokens", "y", y)
     check_given("combine_tokens", "slot_row", slot_row)
-    try:
-        result: Tensor = _OP(
-            y,
-            slot_row,
-            topk_weights,
-            top_k=top_k,
-            addend=addend,
-            routed_scale=routed_scale,
-            out_dtype=out_dtype,
-        )
-    except RuntimeError as error:
-        check_kinds("combine_tokens", error)
-        raise
+    result: Tensor = call(
+        _OP,
+        (y, slot_row, topk_weights),
+        {"top_k": top_k, "addend": addend, "routed_scale": routed_scale, "out_dtype": out_dtype},
+    )
     return result
 
 

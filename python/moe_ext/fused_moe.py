@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
+from moe_ext._call import call_straight
 from moe_ext._fused_moe_checks import check_fused_moe
 from moe_ext._fused_moe_options import said
 from moe_ext._fused_moe_run import run_fused_moe, run_fused_moe_out
 from moe_ext._register import register
-from moe_ext._words import check_kinds
 
 _OPERANDS = "Tensor hidden_states, Tensor w13, Tensor w2, Tensor topk_weights, Tensor topk_ids"
 _OPTIONS = (
@@ -166,11 +166,10 @@ def fused_moe(
         workspace,
     )
     op = _OP if workspace is None else _WORKSPACE_OP
-    try:
-        result: Tensor = op(hidden_states, w13, w2, topk_weights, topk_ids, **options)
-    except RuntimeError as error:
-        check_kinds("fused_moe", error)
-        raise
+    operands = (hidden_states, w13, w2, topk_weights, topk_ids)
+    result: Tensor = call_straight(
+        op, run_fused_moe, operands, options, tensors=operands, written=(workspace,)
+    )
     return result
 
 
@@ -257,11 +256,16 @@ def fused_moe_out(
         batch_invariant,
         workspace,
     )
-    try:
-        _OUT_OP(hidden_states, w13, w2, topk_weights, topk_ids, out=out, **options)
-    except RuntimeError as error:
-        check_kinds("fused_moe_out", error)
-        raise
+    operands = (hidden_states, w13, w2, topk_weights, topk_ids)
+    options["out"] = out
+    call_straight(
+        _OUT_OP,
+        run_fused_moe_out,
+        operands,
+        options,
+        tensors=(*operands, out),
+        written=(workspace, out),
+    )
 
 
 def _fake(*operands: Tensor, **options: Any) -> Tensor:

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from moe_ext._call import call
 from moe_ext._fused_moe_masked_checks import check_fused_moe_masked
 from moe_ext._fused_moe_masked_run import run_fused_moe_masked, run_fused_moe_masked_out
 from moe_ext._register import register
-from moe_ext._words import check_kinds
 
 _OPERANDS = "Tensor hidden_states, Tensor w13, Tensor w2, Tensor counts"
 _OPTIONS = (
@@ -104,29 +104,25 @@ def fused_moe_masked(
         >>> out.shape, out[0, :3, 0].tolist()
         (torch.Size([2, 4, 16]), [2048.0, 2048.0, 2048.0])
     """
-    try:
-        result: Tensor = _OP(
-            hidden_states,
-            w13,
-            w2,
-            counts,
-            w13_scale=w13_scale,
-            w2_scale=w2_scale,
-            a1_scale=a1_scale,
-            a2_scale=a2_scale,
-            w13_bias=w13_bias,
-            w2_bias=w2_bias,
-            activation=activation,
-            alpha=alpha,
-            limit=limit,
-            gate_up_layout=gate_up_layout,
-            accumulate=accumulate,
-            batch_invariant=batch_invariant,
-            expected_rows=expected_rows,
-        )
-    except RuntimeError as error:
-        check_kinds("fused_moe_masked", error)
-        raise
+    result: Tensor = call(
+        _OP,
+        (hidden_states, w13, w2, counts),
+        {
+            "w13_scale": w13_scale,
+            "w2_scale": w2_scale,
+            "a1_scale": a1_scale,
+            "a2_scale": a2_scale,
+            "w13_bias": w13_bias,
+            "w2_bias": w2_bias,
+            "activation": activation,
+            "alpha": alpha,
+            "limit": limit,
+            "gate_up_layout": gate_up_layout,
+            "accumulate": accumulate,
+            "batch_invariant": batch_invariant,
+            "expected_rows": expected_rows,
+        },
+    )
     return result
 
 
@@ -182,30 +178,26 @@ def fused_moe_masked_out(
     Notes:
         Rows of `out` from counts[e] on keep what they held.
     """
-    try:
-        _OUT_OP(
-            hidden_states,
-            w13,
-            w2,
-            counts,
-            w13_scale=w13_scale,
-            w2_scale=w2_scale,
-            a1_scale=a1_scale,
-            a2_scale=a2_scale,
-            w13_bias=w13_bias,
-            w2_bias=w2_bias,
-            activation=activation,
-            alpha=alpha,
-            limit=limit,
-            gate_up_layout=gate_up_layout,
-            accumulate=accumulate,
-            batch_invariant=batch_invariant,
-            expected_rows=expected_rows,
-            out=out,
-        )
-    except RuntimeError as error:
-        check_kinds("fused_moe_masked_out", error)
-        raise
+    call(
+        _OUT_OP,
+        (hidden_states, w13, w2, counts),
+        {
+            "w13_scale": w13_scale,
+            "w2_scale": w2_scale,
+            "a1_scale": a1_scale,
+            "a2_scale": a2_scale,
+            "w13_bias": w13_bias,
+            "w2_bias": w2_bias,
+            "activation": activation,
+            "alpha": alpha,
+            "limit": limit,
+            "gate_up_layout": gate_up_layout,
+            "accumulate": accumulate,
+            "batch_invariant": batch_invariant,
+            "expected_rows": expected_rows,
+            "out": out,
+        },
+    )
 
 
 def _fake(*operands: Tensor, **options: Any) -> Tensor:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moe_ext._call import call_straight
 from moe_ext._checks import check_grouped_gemm
 from moe_ext._register import OPTIONS, register
-from moe_ext._run import run_grouped_gemm, run_grouped_gemm_out
-from moe_ext._words import check_kinds
+from moe_ext._run import NO_OFFSET, run_grouped_gemm, run_grouped_gemm_out
 
 
 def grouped_gemm(
@@ -21,7 +21,7 @@ def grouped_gemm(
     *,
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
-    scale_b_offset: Sequence[int] = (0, 0),
+    scale_b_offset: Sequence[int] = NO_OFFSET,
     n_segments: int = 1,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -91,24 +91,20 @@ def grouped_gemm(
         >>> out.shape, out[0, 0].item()
         (torch.Size([5, 8]), 16.0)
     """
-    try:
-        result: Tensor = _OP(
-            a,
-            b,
-            offs,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            scale_b_offset=scale_b_offset,
-            n_segments=n_segments,
-            bias=bias,
-            out_dtype=out_dtype,
-            accumulate=accumulate,
-            offs_ready=offs_ready,
-            config=config,
-        )
-    except RuntimeError as error:
-        check_kinds("grouped_gemm", error)
-        raise
+    options: dict[str, Any] = {
+        "scale_a": scale_a,
+        "scale_b": scale_b,
+        "n_segments": n_segments,
+        "bias": bias,
+        "out_dtype": out_dtype,
+        "accumulate": accumulate,
+        "offs_ready": offs_ready,
+        "config": config,
+    }
+    if scale_b_offset is not NO_OFFSET:
+        options["scale_b_offset"] = scale_b_offset
+    operands = (a, b, offs)
+    result: Tensor = call_straight(_OP, run_grouped_gemm, operands, options, tensors=operands)
     return result
 
 
@@ -120,7 +116,7 @@ def grouped_gemm_out(
     out: Tensor,
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
-    scale_b_offset: Sequence[int] = (0, 0),
+    scale_b_offset: Sequence[int] = NO_OFFSET,
     n_segments: int = 1,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -156,25 +152,28 @@ def grouped_gemm_out(
     Notes:
         Rows of `out` past the last offset keep what they held. Otherwise as `grouped_gemm`.
     """
-    try:
-        _OUT_OP(
-            a,
-            b,
-            offs,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            scale_b_offset=scale_b_offset,
-            n_segments=n_segments,
-            bias=bias,
-            out_dtype=out_dtype,
-            accumulate=accumulate,
-            offs_ready=offs_ready,
-            config=config,
-            out=out,
-        )
-    except RuntimeError as error:
-        check_kinds("grouped_gemm_out", error)
-        raise
+    options: dict[str, Any] = {
+        "scale_a": scale_a,
+        "scale_b": scale_b,
+        "n_segments": n_segments,
+        "bias": bias,
+        "out_dtype": out_dtype,
+        "accumulate": accumulate,
+        "offs_ready": offs_ready,
+        "config": config,
+        "out": out,
+    }
+    if scale_b_offset is not NO_OFFSET:
+        options["scale_b_offset"] = scale_b_offset
+    operands = (a, b, offs)
+    call_straight(
+        _OUT_OP,
+        run_grouped_gemm_out,
+        operands,
+        options,
+        tensors=(*operands, out),
+        written=(out,),
+    )
 
 
 def _fake(a: Tensor, b: Tensor, offs: Tensor, **options: Any) -> Tensor:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moe_ext._call import call
 from moe_ext._checks import check_grouped_gemm
 from moe_ext._register import OPTIONS, register
 from moe_ext._run import run_grouped_gemm_masked, run_grouped_gemm_masked_out
-from moe_ext._words import check_kinds
 
 
 def grouped_gemm_masked(
@@ -77,25 +77,22 @@ def grouped_gemm_masked(
         >>> out.shape, out[0, 2, 0].item()
         (torch.Size([2, 4, 8]), 16.0)
     """
-    try:
-        result: Tensor = _OP(
-            a,
-            b,
-            counts,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            scale_b_offset=scale_b_offset,
-            n_segments=n_segments,
-            bias=bias,
-            out_dtype=out_dtype,
-            accumulate=accumulate,
-            offs_ready=offs_ready,
-            config=config,
-            expected_rows=expected_rows,
-        )
-    except RuntimeError as error:
-        check_kinds("grouped_gemm_masked", error)
-        raise
+    result: Tensor = call(
+        _OP,
+        (a, b, counts),
+        {
+            "scale_a": scale_a,
+            "scale_b": scale_b,
+            "scale_b_offset": scale_b_offset,
+            "n_segments": n_segments,
+            "bias": bias,
+            "out_dtype": out_dtype,
+            "accumulate": accumulate,
+            "offs_ready": offs_ready,
+            "config": config,
+            "expected_rows": expected_rows,
+        },
+    )
     return result
 
 
@@ -145,26 +142,23 @@ def grouped_gemm_masked_out(
     Notes:
         Rows of `out` from counts[g] on keep what they held.
     """
-    try:
-        _OUT_OP(
-            a,
-            b,
-            counts,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            scale_b_offset=scale_b_offset,
-            n_segments=n_segments,
-            bias=bias,
-            out_dtype=out_dtype,
-            accumulate=accumulate,
-            offs_ready=offs_ready,
-            config=config,
-            expected_rows=expected_rows,
-            out=out,
-        )
-    except RuntimeError as error:
-        check_kinds("grouped_gemm_masked_out", error)
-        raise
+    call(
+        _OUT_OP,
+        (a, b, counts),
+        {
+            "scale_a": scale_a,
+            "scale_b": scale_b,
+            "scale_b_offset": scale_b_offset,
+            "n_segments": n_segments,
+            "bias": bias,
+            "out_dtype": out_dtype,
+            "accumulate": accumulate,
+            "offs_ready": offs_ready,
+            "config": config,
+            "expected_rows": expected_rows,
+            "out": out,
+        },
+    )
 
 
 def _fake(a: Tensor, b: Tensor, counts: Tensor, **options: Any) -> Tensor:

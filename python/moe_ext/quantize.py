@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from moe_ext._autograd import autograd_kernel
+from moe_ext._call import call
 from moe_ext._quantize_checks import check_quantize_fp8
 from moe_ext._quantize_run import empty_outputs, run_quantize_fp8, run_quantize_fp8_out
-from moe_ext._words import check_given, check_kinds
+from moe_ext._words import check_given
 
 _OPTIONS = "Tensor? scale=None, Tensor? num_valid_rows=None, bool power_of_two=False"
 _LIBRARY = torch.library.Library("moe_ext", "FRAGMENT")
@@ -82,13 +83,11 @@ def quantize_fp8(
         (torch.Size([2, 2]), 0.0078125, 448.0)
     """
     check_given("quantize_fp8", "x", x)
-    try:
-        q, computed = _QUANTIZE_FP8(
-            x, granularity, scale=scale, num_valid_rows=num_valid_rows, power_of_two=power_of_two
-        )
-    except RuntimeError as error:
-        check_kinds("quantize_fp8", error)
-        raise
+    q, computed = call(
+        _QUANTIZE_FP8,
+        (x, granularity),
+        {"scale": scale, "num_valid_rows": num_valid_rows, "power_of_two": power_of_two},
+    )
     return q, computed if scale is None else scale
 
 
@@ -124,19 +123,17 @@ def quantize_fp8_out(
         does what lies between rows. Otherwise as `quantize_fp8`.
     """
     check_given("quantize_fp8_out", "x", x)
-    try:
-        _QUANTIZE_FP8_OUT(
-            x,
-            granularity,
-            scale=scale,
-            num_valid_rows=num_valid_rows,
-            power_of_two=power_of_two,
-            q=q,
-            scale_out=scale_out,
-        )
-    except RuntimeError as error:
-        check_kinds("quantize_fp8_out", error)
-        raise
+    call(
+        _QUANTIZE_FP8_OUT,
+        (x, granularity),
+        {
+            "scale": scale,
+            "num_valid_rows": num_valid_rows,
+            "power_of_two": power_of_two,
+            "q": q,
+            "scale_out": scale_out,
+        },
+    )
 
 
 def _quantize_fp8_fake(x: Tensor, granularity: str, **options: Any) -> tuple[Tensor, Tensor]:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from moe_ext._autograd import autograd_kernel
+from moe_ext._call import call
 from moe_ext._routing_checks import check_topk_routing
 from moe_ext._routing_run import empty_outputs, run_topk_routing, run_topk_routing_out
-from moe_ext._words import check_given, check_kinds
+from moe_ext._words import check_given
 
 _OPTIONS = (
     "str scoring='softmax', Tensor? correction_bias=None, bool renormalize=True, "
@@ -90,20 +91,18 @@ def topk_routing(
         ([[1, 2]], 1.0)
     """
     check_given("topk_routing", "logits", logits)
-    try:
-        weights, ids = _TOPK_ROUTING(
-            logits,
-            top_k,
-            scoring=scoring,
-            correction_bias=correction_bias,
-            renormalize=renormalize,
-            num_groups=num_groups,
-            topk_groups=topk_groups,
-            scale=scale,
-        )
-    except RuntimeError as error:
-        check_kinds("topk_routing", error)
-        raise
+    weights, ids = call(
+        _TOPK_ROUTING,
+        (logits, top_k),
+        {
+            "scoring": scoring,
+            "correction_bias": correction_bias,
+            "renormalize": renormalize,
+            "num_groups": num_groups,
+            "topk_groups": topk_groups,
+            "scale": scale,
+        },
+    )
     return weights, ids
 
 
@@ -143,22 +142,20 @@ def topk_routing_out(
         What lies between rows keeps what it held. Otherwise as `topk_routing`.
     """
     check_given("topk_routing_out", "logits", logits)
-    try:
-        _TOPK_ROUTING_OUT(
-            logits,
-            top_k,
-            scoring=scoring,
-            correction_bias=correction_bias,
-            renormalize=renormalize,
-            num_groups=num_groups,
-            topk_groups=topk_groups,
-            scale=scale,
-            weights=weights,
-            ids=ids,
-        )
-    except RuntimeError as error:
-        check_kinds("topk_routing_out", error)
-        raise
+    call(
+        _TOPK_ROUTING_OUT,
+        (logits, top_k),
+        {
+            "scoring": scoring,
+            "correction_bias": correction_bias,
+            "renormalize": renormalize,
+            "num_groups": num_groups,
+            "topk_groups": topk_groups,
+            "scale": scale,
+            "weights": weights,
+            "ids": ids,
+        },
+    )
 
 
 def _topk_routing_fake(logits: Tensor, top_k: int, **options: Any) -> tuple[Tensor, Tensor]:

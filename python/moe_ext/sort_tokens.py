@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from moe_ext._call import call
 from moe_ext._register import register
 from moe_ext._sort_checks import check_sort_tokens
 from moe_ext._sort_run import empty_outputs, run_sort_tokens
-from moe_ext._words import check_given, check_kinds
+from moe_ext._words import check_given
 
 
 def sort_tokens(
@@ -53,13 +54,9 @@ def sort_tokens(
         ([1, 3], [1, 0, 3, -1], [1, 0, -1, 2])
     """
     check_given("sort_tokens", "topk_ids", topk_ids)
-    try:
-        result: tuple[Tensor, Tensor, Tensor] = _OP(
-            topk_ids, num_experts, first_expert=first_expert, expert_map=expert_map
-        )
-    except RuntimeError as error:
-        check_kinds("sort_tokens", error)
-        raise
+    result: tuple[Tensor, Tensor, Tensor] = call(
+        _OP, (topk_ids, num_experts), {"first_expert": first_expert, "expert_map": expert_map}
+    )
     return result
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from moe_ext._call import call_straight
 from moe_ext._register import register
-from moe_ext._words import check_kinds
 from moe_ext.fused_moe import fused_moe, fused_moe_out
 from moe_ext.precision._mixed_layer import (
     DEFAULTS,
@@ -88,18 +88,22 @@ def fused_moe_mixed(
         if value != default:
             options[name] = value
     operands = (hidden_states, topk_weights, topk_ids, *layer[: len(OPERANDS)])
+    inputs = operands[:3]
     if out is not None:
-        try:
-            _OUT_OP(*operands, out=out, **options)
-        except RuntimeError as error:
-            check_kinds("fused_moe_mixed_out", error)
-            raise
+        options["out"] = out
+        call_straight(
+            _OUT_OP,
+            run_fused_moe_mixed_out,
+            operands,
+            options,
+            tensors=(*inputs, out),
+            written=(workspace, out),
+        )
         return out
-    try:
-        result: Tensor = (_OP if workspace is None else _WORKSPACE_OP)(*operands, **options)
-    except RuntimeError as error:
-        check_kinds("fused_moe_mixed", error)
-        raise
+    op = _OP if workspace is None else _WORKSPACE_OP
+    result: Tensor = call_straight(
+        op, run_fused_moe_mixed, operands, options, tensors=inputs, written=(workspace,)
+    )
     return result
 
 

@@ -1,0 +1,118 @@
+"""From a public function to its op, or straight to what the op would run.
+
+Between the two stand torch's reading of every argument, its dispatcher and a kernel for autograd in
+Python. Where none of them would do anything, as in eager serving, they are left out: 8 of the 45 us
+that a layer takes the host, and 19 of 60 where its caches are cold (docs/notes/host-time.md).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from moe_ext._autograd import count_write
+from moe_ext._words import check_kinds
+
+_PLAIN_TYPES = frozenset((Tensor, Parameter))  # not fake ones, nor any other whose class has a say
+_TYPES = {
+    "Tensor": _PLAIN_TYPES,
+    "int": frozenset((int,)),
+    "float": frozenset((float, int)),
+    "bool": frozenset((bool,)),
+    "str": frozenset((str,)),
+    "ScalarType": frozenset((torch.dtype,)),
+}
+"""By torch's names for the kinds of arguments that the ops have; no others go past it."""
+_NONE = frozenset((type(None),))
+_BACKEND_SELECT = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+# What the dispatcher looks at besides a call's tensors where nothing is traced, faked, transformed
+# or otherwise watched; the second key is missing in inference mode.
+_EAGER_KEYS = frozenset(
+    keys.raw_repr()
+    for keys in (
+        _BACKEND_SELECT,
+        _BACKEND_SELECT | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView),
+    )
+)
+
+
+def goes_straight(*tensors: object) -> bool:
+    """Whether nobody but an op's implementation has to know of a call with these tensors.
+
+    So it is without gradients (grad mode is off), in eager mode, in no mode of torch's. Other
+    tensors of the call are the implementation's matter: the ops that it calls come to torch.
+    """
+    return (
+        not torch.compiler.is_compiling()  # first: the compiler looks no further
+        and not torch.is_grad_enabled()
+        and forward_ad._current_level < 0
+        and _PLAIN_TYPES.issuperset(map(type, tensors))
+        and not torch._C._is_torch_function_mode_enabled()
+        and torch._C._dispatch_tls_local_include_set().raw_repr() in _EAGER_KEYS
+    )
+
+
+@functools.cache
+def _kinds(op: Any) -> dict[str, frozenset[type]]:
+    """Return the types of an op's arguments for which torch would have nothing to say or change."""
+    kinds = {}
+    for argument in op._schema.arguments:
+        declared = str(argument.real_type)
+        types = _TYPES.get(declared.removeprefix("Optional[").removesuffix("]"))
+        if types is not None:
+            kinds[argument.name] = types | _NONE if declared.startswith("Optional") else types
+    return kinds
+
+
+def _are_plain(op: Any, options: Mapping[str, Any]) -> bool:
+    kinds = _kinds(op)
+    for name, value in options.items():
+        if name not in kinds or type(value) not in kinds[name]:
+            return False
+    return True
+
+
+def call(op: Callable[..., Any], operands: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Call an op; raise a ValueError for an argument that torch refuses for its kind."""
+    try:
+        return op(*operands, **options)
+    except RuntimeError as error:
+        check_kinds(op, error)
+        raise
+
+
+def call_straight(
+    op: Callable[..., Any],
+    run: Callable[..., Any],
+    operands: Sequence[Any],
+    options: Mapping[str, Any],
+    *,
+    tensors: Sequence[object],
+    written: Sequence[Tensor | None] = (),
+) -> Any:
+    """Call an op, or what it would run where that is the same.
+
+    Args:
+        op: takes operands and options.
+        run: its implementation, which takes them too.
+        operands: of the call.
+        options: of the call, by name.
+        tensors: those of the operands that must be tensors.
+        written: tensors that the call writes.
+    """
+    if goes_straight(*tensors) and _are_plain(op, options):
+        try:
+            result = run(*operands, **options)
+        except (RuntimeError, TypeError):
+            pass  # again, by the op, which says what is wrong in torch's words
+        else:
+            for tensor in written:
+                count_write(tensor)
+            return result
+    return call(op, operands, options)
