@@ -6,6 +6,7 @@
 #include <cutlass/version.h>
 #include <torch/csrc/stable/library.h>
 
+#include "fused_moe/choices.hpp"
 #include "fused_moe/combine_op.hpp"
 #include "fused_moe/gather_op.hpp"
 #include "fused_moe/masked_op.hpp"
@@ -108,7 +109,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
       "fused_moe_launch(Tensor hidden_states, Tensor w13, Tensor w2, Tensor topk_weights, Tensor topk_ids, "
       "Tensor? w13_scale, Tensor? w2_scale, Tensor(b!)? workspace, Tensor(a!)? out, int flags) -> "
       "Tensor(a!)");
-  // The same by given kernels, rows of configs.def, and with a given gating
+  // The same by given kernels, rows of configs.def, and with a given gating; table and allowed: the rule that they were
+  // chosen by, -1 for none
   m.def(
       "fused_moe_configured(Tensor hidden_states, Tensor w13, Tensor w2, Tensor topk_weights, Tensor "
       "topk_ids, Tensor? w13_scale, Tensor? w2_scale, Tensor? a1_scale, Tensor? a2_scale, Tensor? w13_bias, "
@@ -116,7 +118,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
       "flags, "
       "float alpha, float limit, float routed_scale, int first_expert, int w13_config, int w2_config, "
       "float[] "
-      "gating) -> Tensor(a!)");
+      "gating, int table, int allowed) -> Tensor(a!)");
   // The same on buffers: hidden_states and out (num_experts, max_rows, hidden_size), counts (num_experts,), scratch as
   // fused_moe/masked_checks.hpp has it
   m.def(
@@ -135,6 +137,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(moe_ext, m) {
       "int num_fp8, int flags, float alpha, float limit, float routed_scale, int first_expert, int[] "
       "kernels, "
       "float[] gating) -> Tensor(a!)");
+  // A table of measured choices by a number, for `fused_moe_configured`
+  m.def(
+      "fused_moe_teach(int number, int[] choices, int[] costly, float[] costs, float[] common, float[] "
+      "problems, int sm_count, float radius, float shrink) -> ()");
   // The compiled kernels as CSV, a header line first
   m.def("grouped_gemm_configs() -> str");
   // Loads every kernel into the device's context; how many there are
@@ -166,6 +172,7 @@ STABLE_TORCH_LIBRARY_IMPL(moe_ext, CUDA, m) {
 STABLE_TORCH_LIBRARY_IMPL(moe_ext, CompositeExplicitAutograd, m) {
   m.impl("grouped_gemm_configs", moe_ext::CheckedBox<&moe_ext::grouped_gemm::configs_csv>::value);
   m.impl("sort_tokens_scratch", moe_ext::CheckedBox<&moe_ext::fused_moe::sort_tokens_scratch>::value);
+  m.impl("fused_moe_teach", moe_ext::CheckedBox<&moe_ext::fused_moe::fused_moe_teach>::value);
   m.impl("preload_kernels", moe_ext::CheckedBox<&moe_ext::preload_kernels>::value);
   m.impl("build_info", moe_ext::CheckedBox<&moe_ext::build_info>::value);
 }

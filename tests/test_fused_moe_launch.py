@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import sys
 import types
+from dataclasses import replace
 
 import moe_ext
 import pytest
 import torch
 from moe_ext import _fused_moe_launch, _fused_moe_run
 from moe_ext._activations import ACTIVATIONS, gating
+from moe_ext._configs import planner
+from moe_ext._dispatch_table_layer import LAYER_TABLES
 from moe_ext._fused_moe_checks import check_fused_moe
 from moe_ext._fused_moe_kernels import Kernels as ForcedKernels
 from moe_ext._fused_moe_kernels import choose_kernels, gated_candidates
@@ -46,7 +49,7 @@ class Kernels(types.SimpleNamespace):
     """Stand-ins for the C++ ops: the reference, for problems that they were told a choice for."""
 
     def __init__(self):
-        super().__init__(sm_count=132, told={}, ran=[], refused=0)
+        super().__init__(sm_count=132, told={}, ran=[], refused=0, rules=[], taught=[])
 
     def fused_moe_launch(self, *arguments):
         names = (*OPERANDS, *SCALES, "workspace", "out", "flags")
@@ -56,10 +59,14 @@ class Kernels(types.SimpleNamespace):
         return self._run(None, **dict(zip(ARGUMENTS, arguments, strict=True)))
 
     def fused_moe_configured(self, *arguments):
-        call = dict(zip(ARGUMENTS, arguments[:-3], strict=True))
+        call = dict(zip(ARGUMENTS, arguments[:-5], strict=True))
         assert call["workspace"] is not None
         assert call["out"] is not None
-        return self._run(arguments[-3:], **call)
+        self.rules.append(arguments[-2:])
+        return self._run(arguments[-5:-2], **call)
+
+    def fused_moe_teach(self, number, *table):
+        self.taught.append(number)
 
     def _run(self, choice, flags, alpha, limit, out, workspace, **call):
         options = flags & ~REMEMBER
@@ -168,6 +175,52 @@ def test_the_choice_is_by_the_layouts_of_scales(kernels, layout, accumulates):
     assert torch.equal(out, expected(layer))
     assert flags == 0
     assert tuple(moe_ext.kernels()[index].accumulate for index in chosen) == accumulates
+
+
+def rule_of(kernels, layout, intermediate):
+    """Return the table and the choices that C++ is told for a layer met first."""
+    layer = random_layer(layout, "swiglu", replace(SIZES, intermediate=intermediate))
+    layer["hidden_states"] = layer["hidden_states"].as_subclass(OnCuda)
+    run(layer)
+    return kernels.rules[-1]
+
+
+def test_what_a_choice_is_made_by_is_taught_once(kernels):
+    rules = [rule_of(kernels, layout, 256) for layout in ("tensor", "channel", "block", "bf16")]
+    tables = [table for table, _ in rules]
+    assert tables[0] == tables[1]
+    assert len(set(tables)) == 3
+    assert sorted(kernels.taught) == sorted(set(tables))
+    assert all(allowed > 0 for _, allowed in rules)
+
+
+@pytest.mark.parametrize("layout", ["tensor", "block"])
+def test_what_few_k_are_chosen_by_is_not_taught(kernels, layout):
+    assert rule_of(kernels, layout, 176) == (-1, 0)
+    assert kernels.taught == []
+
+
+def in_pieces(numbers, length):
+    return [tuple(numbers[begin : begin + length]) for begin in range(0, len(numbers), length)]
+
+
+@pytest.mark.parametrize("table", LAYER_TABLES.values(), ids=map(str, LAYER_TABLES))
+def test_what_is_taught_is_the_table(table):
+    choices, costly, costs, common, problems = table.taught()
+    each = len(costs) // len(costly)
+    length = 4 + len(choices) // 2
+    finder = planner().MeasuredChoices(
+        in_pieces(choices, 2),
+        dict(zip(costly, in_pieces(costs, each), strict=True)),
+        common,
+        [(piece[:4], piece[4:]) for piece in in_pieces(problems, length)],
+        *table.limits,
+    )
+    everything = (1 << len(table.compiled)) - 1
+    for rows in (1, 7, 64, 512, 5000):
+        for sizes in ((128, 2048, 768), (8, 4096, 14336), (60, 2048, 1408)):
+            asked = (rows, *sizes, 132, everything)
+            assert finder.choose(*asked) == table.finder.choose(*asked)
 
 
 @pytest.mark.parametrize("activation", ["swiglu", "relu2"])

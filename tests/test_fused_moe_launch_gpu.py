@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import moe_ext
 import pytest
 import torch
 from moe_ext import _fused_moe_launch
+from moe_ext._fused_moe_checks import check_fused_moe
+from moe_ext._fused_moe_kernels import choose_kernels
 from support.fused_moe import LAYOUTS, OPERANDS, Sizes, random_layer
 from support.tolerance import assert_same_bits
 from test_fused_moe_errors import ERRORS, OUT_ERRORS, valid_arguments
@@ -58,6 +61,61 @@ def test_a_choice_is_made_once_for_a_problem(layout, choices):
         assert_same_bits(moe_ext.fused_moe(**layer, **options, routed_scale=1.0), first)
 
 
+def kernels_run(call):
+    """Return the ids of the kernels of a layer's two GEMMs, as they ran."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    found = [re.search(r"configs::(\w+)", event.name) for event in profile.events()]
+    return [match[1] for match in found if match]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_token_counts_are_chosen_for_without_asking(layout, choices):
+    # Sizes of no other test, whose rule is remembered for every number of tokens.
+    num_experts = 17 + LAYOUTS.index(layout)
+    sm_count = moe_ext._library.device_kernels(0).sm_count
+    counts = (9, 1, 2, 17, 64, 150, 700, 2300)
+    for num_tokens in counts:
+        sizes = Sizes(num_tokens, num_experts, top_k=4, hidden=512, intermediate=384)
+        layer = random_layer(layout, "swiglu", sizes, "cuda")
+        checked = check_fused_moe("fused_moe", None, **layer)
+        expected = choose_kernels(checked, "promoted", False, False, sm_count)
+        ran = kernels_run(lambda layer=layer: moe_ext.fused_moe(**layer))
+        assert ran == [moe_ext.kernels()[index].id for index in expected]
+        assert len(choices) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"choices": [1]}, "of pairs"),
+        ({"costs": [1.0]}, "of 7 costs"),
+        ({"common": [0.0]}, "of 3"),
+        ({"problems": [1.0] * 4}, "of 5 numbers a problem"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_table_of_another_form(changed, message):
+    index = kernel(("either",), "fp32", "bf16")
+    table = {
+        "number": 1000,
+        "choices": [index, index],
+        "costly": [index],
+        "costs": [1.0] * 7,
+        "common": [0.0] * 3,
+        "problems": [8.0, 4.0, 64.0, 64.0, 3.0],
+        "sm_count": 132,
+        "radius": 1.5,
+        "shrink": 0.3,
+    }
+    teach = moe_ext._library.device_kernels(0).fused_moe_teach
+    teach(**table)
+    with pytest.raises(ValueError, match=message):
+        teach(**table | changed)
+
+
 def kernel(outputs, accumulate, dtype):
     """Return the index of some kernel that takes every layout of block scales."""
     return next(
@@ -94,5 +152,5 @@ def test_cpp_refuses_every_documented_error(name):
         kernels = kernel(("gated", "either"), first, dtype), kernel(("rows",), second, dtype)
         tensors = [arguments[tensor] for tensor in TENSORS]
         with pytest.raises(ValueError, match="must"):
-            op(*tensors, flags, 0.0, 0.0, routed_scale, first_expert, *kernels, [1.0] * 6)
+            op(*tensors, flags, 0.0, 0.0, routed_scale, first_expert, *kernels, [1.0] * 6, -1, 0)
     assert torch.cuda.memory_allocated() == before

@@ -13,6 +13,7 @@ import moe_ext
 import pytest
 import torch
 from moe_ext import _library, _preload
+from moe_ext._dispatch_table_layer import LAYER_TABLES
 
 MAX_MILLISECONDS = 300
 MAX_BYTES = 64 * 2**20
@@ -29,13 +30,16 @@ for _ in range(2):
 def one_gpu(monkeypatch):
     """A GPU that is not there, with 512 MiB free, then 500."""
     free = iter([512 * 2**20, 500 * 2**20])
-    state = types.SimpleNamespace(capturing=False, loaded=[], ran=[])
+    state = types.SimpleNamespace(capturing=False, loaded=[], ran=[], taught=[])
 
     def load_all(index):
         state.loaded.append(index)
         return 170
 
-    kernels = types.SimpleNamespace(preload_kernels=load_all)
+    kernels = types.SimpleNamespace(
+        preload_kernels=load_all,
+        fused_moe_teach=lambda number, *table: state.taught.append(number),
+    )
     monkeypatch.setattr(_preload, "run_miniatures", lambda device: state.ran.append(device))
     monkeypatch.setattr(_library, "load", lambda: None)
     monkeypatch.setattr(_library, "device_kernels", lambda index: kernels)
@@ -53,6 +57,7 @@ def test_which_device(one_gpu, device, index):
     report = moe_ext.preload(device)
     assert one_gpu.loaded == [index]
     assert one_gpu.ran == [torch.device("cuda", index)]
+    assert len(one_gpu.taught) == len(set(LAYER_TABLES.values()))
     assert (report.device, report.num_kernels) == (f"cuda:{index}", 170)
     assert report.device_bytes == 12 * 2**20
 

@@ -14,8 +14,8 @@ using torch::stable::Tensor;
 
 constexpr char const* kOp = "fused_moe";
 
-/// `given` is Python's choice at the first call of a problem.
-Tensor run(Call const& call, std::optional<Choice> const& given) {
+/// `given` is Python's choice at the first call of a problem, `rule` what it chose by where that holds for others.
+Tensor run(Call const& call, std::optional<Choice> const& given, std::optional<Rule> const& rule) {
   Form const form = check_form(call);
   check_value(form.num_tokens > 0, kOp, ": `hidden_states` must have tokens, got none");
   Problem const problem{.num_slots = form.slots(),
@@ -48,6 +48,9 @@ Tensor run(Call const& call, std::optional<Choice> const& given) {
   }
   if ((call.flags & kRemember) != 0) {
     remember(problem, *choice);
+    if (rule.has_value()) {
+      remember(problem, *choice, *rule);
+    }
   }
   return result;
 }
@@ -77,7 +80,7 @@ Tensor fused_moe_launch_with(Tensor const& hidden_states,
   Call const call{hidden_states, w13,      w2,       topk_weights, topk_ids,     w13_scale,   w2_scale,
                   a1_scale,      a2_scale, w13_bias, w2_bias,      expert_map,   addend,      workspace,
                   out,           flags,    alpha,    limit,        routed_scale, first_expert};
-  return run(call, std::nullopt);
+  return run(call, std::nullopt, std::nullopt);
 }
 
 Tensor fused_moe_launch(Tensor const& hidden_states,
@@ -134,7 +137,9 @@ Tensor fused_moe_configured(Tensor const& hidden_states,
                             std::int64_t first_expert,
                             std::int64_t w13_config,
                             std::int64_t w2_config,
-                            std::vector<double> const& gating) {
+                            std::vector<double> const& gating,
+                            std::int64_t table,
+                            std::int64_t allowed) {
   Choice choice{.w13_config = w13_config, .w2_config = w2_config, .gating = {}};
   check_value(gating.size() == choice.gating.size(),
               kOp,
@@ -148,7 +153,7 @@ Tensor fused_moe_configured(Tensor const& hidden_states,
   Call const call{hidden_states, w13,      w2,       topk_weights, topk_ids,     w13_scale,   w2_scale,
                   a1_scale,      a2_scale, w13_bias, w2_bias,      expert_map,   addend,      workspace,
                   out,           flags,    alpha,    limit,        routed_scale, first_expert};
-  return run(call, choice);
+  return run(call, choice, table < 0 ? std::nullopt : std::optional(Rule{table, allowed}));
 }
 
 }  // namespace moe_ext::fused_moe

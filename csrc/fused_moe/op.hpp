@@ -62,6 +62,7 @@ torch::stable::Tensor fused_moe_launch(torch::stable::Tensor const& hidden_state
                                        std::int64_t flags);
 
 /// The same by given kernels, rows of configs.def, and with a given gating: the numbers of `Choice` (choices.hpp).
+/// With kRemember and a `table` that is not -1 the rule is remembered that the kernels were chosen by.
 torch::stable::Tensor fused_moe_configured(torch::stable::Tensor const& hidden_states,
                                            torch::stable::Tensor const& w13,
                                            torch::stable::Tensor const& w2,
@@ -84,6 +85,8 @@ torch::stable::Tensor fused_moe_configured(torch::stable::Tensor const& hidden_s
                                            std::int64_t first_expert,
                                            std::int64_t w13_config,
                                            std::int64_t w2_config,
-                                           std::vector<double> const& gating);
+                                           std::vector<double> const& gating,
+                                           std::int64_t table,
+                                           std::int64_t allowed);
 
 }  // namespace moe_ext::fused_moe

@@ -104,6 +104,11 @@ class MeasuredChoices {
     return chosen;
   }
 
+  /// The kernels of a choice.
+  Kernels const& kernels_of(int choice) const {
+    return choices_.at(static_cast<std::size_t>(choice));
+  }
+
  private:
   static constexpr int kMostChoices = 64;
   static constexpr int kMostKernels = 32;

@@ -123,6 +123,32 @@ class Measured:
             shrink,
         )
 
+    def taught(self) -> tuple[list[int], list[int], list[float], list[float], list[float]]:
+        """List the table as C++ is taught it: choices, kernels with costs, costs, common, problems.
+
+        All flat: two kernels for each choice, as many costs for each kernel, four sizes and a time
+        for each choice of a problem.
+        """
+        known = config_indices()
+        kept = [self.choices.index(choice) for choice in self.compiled]
+        costly = [name for name in self.costs if name in known]
+        return (
+            [index for choice in self.compiled for index in _both(choice, known)],
+            [known[name] for name in costly],
+            [cost for name in costly for cost in self.costs[name]],
+            list(self.common),
+            [
+                float(number)
+                for own in self.problems
+                for number in (*_sizes(own), *(own.times_us[index] for index in kept))
+            ],
+        )
+
+    @property
+    def limits(self) -> tuple[int, float, float]:
+        """Return the SMs of what was measured, and how far and how much it has a say."""
+        return (self.sm_count, *self._limits)
+
     def allowed(self, kernels: Iterable[str], gate_up_only: Iterable[str] = ()) -> int:
         """Return which of `compiled` are of these kernels, a bit each.
 

@@ -155,6 +155,19 @@ def _wants_whole_rows(layer: Layer, second: str, sm_count: int) -> bool:
     )
 
 
+def rule_of(
+    layer: Layer, accumulate: str, bias: bool, batch_invariant: bool, sm_count: int
+) -> tuple[Measured, int] | None:
+    """Return the table, and which of its choices, that this layer's kernels are chosen by.
+
+    For any number of tokens: None where the kernels are chosen otherwise for some.
+    """
+    kinds = _kinds_of(layer, accumulate, bias, batch_invariant)
+    finder = _finder_of(layer, kinds, batch_invariant, sm_count)
+    few_k = any(layer.intermediate_size <= row.max_k for row in WHOLE_ROWS.get(kinds.second, ()))
+    return None if finder is None or few_k else (finder.table, finder.allowed)
+
+
 def _ring_bytes_k(config: GroupedGemmConfig) -> int:
     """Bytes of K in flight."""
     return config.stages * config.tile_k_bytes

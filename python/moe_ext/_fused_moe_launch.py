@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 from torch import Tensor
 
 from moe_ext._activations import ACTIVATIONS, CONCATENATED, INTERLEAVED, gating
+from moe_ext._dispatch_measured import Measured
+from moe_ext._dispatch_table_layer import LAYER_TABLES
 from moe_ext._fused_moe_checks import Layer
-from moe_ext._fused_moe_kernels import Kernels, choose_kernels
-from moe_ext._library import device_kernels
+from moe_ext._fused_moe_kernels import Kernels, choose_kernels, rule_of
+from moe_ext._library import DeviceKernels, device_kernels
 from moe_ext._words import FLOAT_MAX
 
 # Bits of the C++ ops' `flags`, twins of LayerFlag, csrc/fused_moe/op.hpp.
@@ -20,6 +25,7 @@ _ACTIVATION_FLAGS = {
     name: (number << _ACTIVATION_SHIFT) | (0 if form.gated else _UNGATED)
     for number, (name, form) in enumerate(ACTIVATIONS.items())
 }
+_NO_RULE = (-1, 0)
 OWN = 0.0  # as alpha or limit: the activation's own
 
 
@@ -45,6 +51,20 @@ def layer_flags(
             return None
         flags |= _FAST
     return flags | _BATCH_INVARIANT if batch_invariant else flags
+
+
+def teach(kernels: DeviceKernels) -> None:
+    """Teach C++ all tables that layers' kernels are chosen by."""
+    for table in LAYER_TABLES.values():
+        _number_of(table, kernels.fused_moe_teach)
+
+
+@functools.cache
+def _number_of(table: Measured, teach: Callable[..., None]) -> int:
+    """Return the number by which C++ knows a table, which it is taught the first time."""
+    number = list(LAYER_TABLES.values()).index(table)
+    teach(number, *table.taught(), *table.limits)
+    return number
 
 
 def launch(
@@ -171,6 +191,7 @@ def launch_checked(
 ) -> None:
     """Launch a CUDA call with tokens that has passed the checks, and tell C++ what it takes.
 
+    It is told, too, what that was chosen by, so that it need not ask for another number of tokens.
     `chosen` forces kernels that fit, for this call alone. Raises what only the C++ op looks at,
     such as the limits of TMA.
     """
@@ -179,10 +200,13 @@ def launch_checked(
         activation, gate_up_layout, apply_router_weight_on_input, accumulate, batch_invariant
     )
     assert flags is not None  # the checks know the same options
+    rule = _NO_RULE
     if chosen is None:
-        chosen = choose_kernels(
-            layer, accumulate, w13_bias is not None, batch_invariant, kernels.sm_count
-        )
+        options = accumulate, w13_bias is not None, batch_invariant, kernels.sm_count
+        chosen = choose_kernels(layer, *options)
+        by = rule_of(layer, *options)
+        if by is not None:
+            rule = _number_of(by[0], kernels.fused_moe_teach), by[1]
         flags |= REMEMBER
     kernels.fused_moe_configured(
         hidden_states,
@@ -207,4 +231,5 @@ def launch_checked(
         first_expert,
         *chosen,
         gating(activation, layer.alpha, layer.limit),
+        *rule,
     )

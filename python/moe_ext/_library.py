@@ -38,6 +38,7 @@ class DeviceKernels(NamedTuple):
     fused_moe_launch: Callable[..., Any]
     fused_moe_launch_with: Callable[..., Any]
     fused_moe_configured: Callable[..., Any]
+    fused_moe_teach: Callable[..., None]
     fused_moe_masked_configured: Callable[..., Any]
     fused_moe_mixed_launch: Callable[..., Any]
     preload_kernels: Callable[..., int]

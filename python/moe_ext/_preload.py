@@ -11,6 +11,7 @@ import torch
 from moe_ext._dispatch import select
 from moe_ext._dispatch_table import TABLES
 from moe_ext._fused_moe_kernels import prepare_finders
+from moe_ext._fused_moe_launch import teach
 from moe_ext._library import cuda_device
 from moe_ext.fused_moe import fused_moe
 
@@ -80,6 +81,7 @@ def preload(device: torch.device | str | int | None = None) -> PreloadReport:
         start = time.perf_counter()
         num_kernels = kernels.preload_kernels(index)
         prepare_choices()
+        teach(kernels)
         run_miniatures(torch.device("cuda", index))
         milliseconds = 1e3 * (time.perf_counter() - start)
         free_after, _ = torch.cuda.mem_get_info()
