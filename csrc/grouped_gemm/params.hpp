@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "grouped_gemm/tiling.hpp"
 
@@ -61,6 +62,13 @@ struct Gating {
   int slab_step;
   bool joins;  // false: nothing is joined, and the rows are stored as they are
 };
+
+/// Whether gate meets up by silu(g) * (u + up_offset).
+MOE_EXT_HOST_DEVICE constexpr bool is_swiglu(Gating const& gating) {
+  constexpr float kNone = std::numeric_limits<float>::infinity();
+  return gating.linear == 1.f && gating.cubic == 0.f && gating.quintic == 0.f && gating.gate_limit == kNone &&
+         gating.up_limit == kNone;
+}
 
 /// Of a product whose rows are taken as they lie: every 16 of them as 8 of gate, 8 of up.
 inline constexpr Gating kPlainRows{.linear = 0.f,

@@ -27,11 +27,10 @@ struct FeatureQuantizer {
   /// Joins gate and up and leaves the rows below `token_end` in `staging`, their scales in memory.
   __device__ void stage(float const* sums, int token, int token_end, int block) const {
     unsigned features[2][kOctets];  // bf16 pairs of the thread's first row, of its second
-#pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      float const* const v = sums + 8 * i;  // two of gate of the first row, of the second; the same of up
-      features[0][i] = joined(v[0], v[4], v[1], v[5]);
-      features[1][i] = joined(v[2], v[6], v[3], v[7]);
+    if (is_swiglu(params.gating)) {
+      join_rows(JoinSwiglu{params.gating}, sums, features);
+    } else {
+      join_rows(Join{params.gating}, sums, features);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -65,9 +64,18 @@ struct FeatureQuantizer {
  private:
   using Vector = quantize::Vector<__nv_bfloat16>;
 
-  __device__ unsigned joined(float gate0, float up0, float gate1, float up1) const {
-    __nv_bfloat162 const pair =
-        __floats2bfloat162_rn(join(params.gating, gate0, up0), join(params.gating, gate1, up1));
+  template <class JoinBy>
+  __device__ static void join_rows(JoinBy const& join, float const* sums, unsigned (&features)[2][kOctets]) {
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      float const* const v = sums + 8 * i;  // two of gate of the first row, of the second; the same of up
+      features[0][i] = rounded(join(v[0], v[4]), join(v[1], v[5]));
+      features[1][i] = rounded(join(v[2], v[6]), join(v[3], v[7]));
+    }
+  }
+
+  __device__ static unsigned rounded(float low, float high) {
+    __nv_bfloat162 const pair = __floats2bfloat162_rn(low, high);
     return reinterpret_cast<unsigned const&>(pair);
   }
 

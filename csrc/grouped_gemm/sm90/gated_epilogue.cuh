@@ -50,28 +50,15 @@ struct GatedEpilogue {
         return;
       }
     }
-    unsigned char* const staging = storage.staging[warp_group];
-#pragma unroll
-    for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
-#pragma unroll
-      for (int chunk_n = 0; chunk_n < kChunksN; ++chunk_n) {
-        int const row_m = (warp_group * T::kBlocksM + block_m) * T::kBlockM;
-        int const column = chunk_n * kChunk;
-        int const token = tile.token_begin + (T::kSwapped ? column : row_m);
-        int const feature = tile.weight_tile * kTileFeatures<ConfigTag> + (T::kSwapped ? row_m : column) / 2;
-        int const used_n = T::kSwapped ? tile.token_width : T::kConfig.tile_weights;
-        if (column < used_n && token < tile.token_end && feature < params.n / 2) {  // the same in all threads
-          barrier();  // everybody has read what the buffer held
-          stage(reinterpret_cast<Values>(acc.value[block_m][column / 2]),
-                staging,
-                token,
-                tile.token_end,
-                rows.value[block_m]);
-          barrier();
-          copy_rows(staging, token, tile.token_end, feature);
-        }
+    // A tile of many tokens is stored while the tensor core waits; kernels of few are kept short, as they are fetched
+    // for each launch.
+    if constexpr (!is_narrow(T::kConfig)) {
+      if (is_swiglu(params.gating)) {
+        store_by(JoinSwiglu{params.gating}, acc, tile, rows);
+        return;
       }
     }
+    store_by(Join{params.gating}, acc, tile, rows);
   }
 
   /// As Epilogue::share.
@@ -96,9 +83,44 @@ struct GatedEpilogue {
   static constexpr int kChunkValues = (T::kMaxTileN < kChunk ? T::kMaxTileN : kChunk) / 2;  // a thread's
   using Values = float const (&)[kChunkValues];
 
+  template <class JoinBy>
+  __device__ void store_by(JoinBy const& join,
+                           Accumulators<ConfigTag> const& acc,
+                           Tile const& tile,
+                           RowFactors<ConfigTag> const& rows) {
+    unsigned char* const staging = storage.staging[warp_group];
+#pragma unroll
+    for (int block_m = 0; block_m < T::kBlocksM; ++block_m) {
+#pragma unroll
+      for (int chunk_n = 0; chunk_n < kChunksN; ++chunk_n) {
+        int const row_m = (warp_group * T::kBlocksM + block_m) * T::kBlockM;
+        int const column = chunk_n * kChunk;
+        int const token = tile.token_begin + (T::kSwapped ? column : row_m);
+        int const feature = tile.weight_tile * kTileFeatures<ConfigTag> + (T::kSwapped ? row_m : column) / 2;
+        int const used_n = T::kSwapped ? tile.token_width : T::kConfig.tile_weights;
+        if (column < used_n && token < tile.token_end && feature < params.n / 2) {  // the same in all threads
+          barrier();  // everybody has read what the buffer held
+          stage(join,
+                reinterpret_cast<Values>(acc.value[block_m][column / 2]),
+                staging,
+                token,
+                tile.token_end,
+                rows.value[block_m]);
+          barrier();
+          copy_rows(staging, token, tile.token_end, feature);
+        }
+      }
+    }
+  }
+
   /// Joins, rounds and turns one chunk into `staging`. `factors`: of the thread's first row and of its second.
-  __device__ void stage(
-      Values values, unsigned char* staging, int token, int token_end, float const (&factors)[2]) const {
+  template <class JoinBy>
+  __device__ void stage(JoinBy const& join,
+                        Values values,
+                        unsigned char* staging,
+                        int token,
+                        int token_end,
+                        float const (&factors)[2]) const {
     int const warp = thread / 32;
     int const lane = thread % 32;
     int const matrix = lane / 8 % 2;  // which of stmatrix's two 8 x 8 blocks this lane addresses
@@ -116,14 +138,14 @@ struct GatedEpilogue {
         // Two tokens' gate, their up; the same of the tokens 8 further.
         float const gate = factors[0];
         float const up = factors[1];
-        r0 = pack(joined(v[0] * gate, v[2] * up), joined(v[1] * gate, v[3] * up));
-        r1 = pack(joined(v[4] * gate, v[6] * up), joined(v[5] * gate, v[7] * up));
+        r0 = pack(join(v[0] * gate, v[2] * up), join(v[1] * gate, v[3] * up));
+        r1 = pack(join(v[4] * gate, v[6] * up), join(v[5] * gate, v[7] * up));
         token_row = (j + matrix) * 8 + lane % 8;
         piece = warp;
       } else {
         // Two features' gate of the first row, of the second; their up.
-        r0 = pack(joined(v[0] * factors[0], v[4] * factors[0]), joined(v[1] * factors[0], v[5] * factors[0]));
-        r1 = pack(joined(v[2] * factors[1], v[6] * factors[1]), joined(v[3] * factors[1], v[7] * factors[1]));
+        r0 = pack(join(v[0] * factors[0], v[4] * factors[0]), join(v[1] * factors[0], v[5] * factors[0]));
+        r1 = pack(join(v[2] * factors[1], v[6] * factors[1]), join(v[3] * factors[1], v[7] * factors[1]));
         token_row = warp * 16 + matrix * 8 + lane % 8;
         piece = j / 2;
       }
@@ -148,10 +170,6 @@ struct GatedEpilogue {
         quantizer.copy_rows(token, tile.token_end, tile.weight_tile);
       }
     }
-  }
-
-  __device__ float joined(float gate, float up) const {
-    return join(params.gating, gate, up);
   }
 
   /// Rows below `token_end` of a staged chunk, 16 bytes a thread, 8 of FP8.
