@@ -5,8 +5,8 @@
 
 namespace moe_ext::grouped_gemm {
 
-/// By the fast power of two and reciprocal: relative error below 2^-20, far below the rounding to bf16 that follows. What
-/// they flush to zero would be lost beside 1, or is below 2^-126 itself.
+/// By the fast power of two and reciprocal: relative error below 2^-20, far below the rounding to bf16 that follows.
+/// What they flush to zero would be lost beside 1, or is below 2^-126 itself.
 __device__ inline float sigmoid(float x) {
   constexpr float kMinusLog2E = -1.44269504f;
   float power;
