@@ -43,15 +43,23 @@ def cell_of(row: Row) -> tuple[Cell, Variant]:
     return cell, Variant(row.dtype, row.scale, row.accumulate)
 
 
-def latest_visits(rows: Iterable[Row]) -> dict[CellKey, list[Row]]:
-    """Return the rows of every cell's last visit, one for each kernel; rows of older files, which
-    do not tell visits apart, are one."""
+def all_visits(rows: Iterable[Row]) -> dict[CellKey, list[list[Row]]]:
+    """Return every cell's visits, the last one first, each a row for each kernel; rows of older
+    files, which do not tell visits apart, are one."""
     visits: dict[CellKey, dict[str, dict[str, Row]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         if row.provider == "moe_ext" and row.layout == CONTIGUOUS and not row.batch_invariant:
             row = replace(row, config=joined(row.config.split("+")))
             visits[cell_key(row)][row.visit][row.config] = row
-    return {key: list(of_cell[max(of_cell)].values()) for key, of_cell in visits.items()}
+    return {
+        key: [list(of_cell[visit].values()) for visit in sorted(of_cell, reverse=True)]
+        for key, of_cell in visits.items()
+    }
+
+
+def latest_visits(rows: Iterable[Row]) -> dict[CellKey, list[Row]]:
+    """Return the rows of every cell's last visit."""
+    return {key: of_cell[0] for key, of_cell in all_visits(rows).items()}
 
 
 def load_cells(paths: Iterable[Path]) -> dict[CellKey, list[Row]]:

@@ -22,7 +22,7 @@ from bench.files import refused_in_a_line
 from bench.measure import REPOSITORY
 from bench.ops import LAYER
 from bench.rows import Row, load_rows
-from bench.tune_cells import cell_key, latest_visits
+from bench.tune_cells import all_visits, cell_key
 from bench.tune_problems import (
     Problem,
     TableKey,
@@ -110,7 +110,11 @@ def tables_of(problems: Sequence[Problem]) -> dict[TableKey, list[Problem]]:
 def load_visits(
     paths: Iterable[Path], *, unchecked: bool = False, without_unsteady: bool = False
 ) -> list[Visit]:
-    """Return the last visit of every cell; raise a Refusal where they cannot be relied on."""
+    """Return the last visit of every cell, or the last that agrees with itself.
+
+    Raises:
+        Refusal: there is a visit that cannot be relied on, and it is not to be left out.
+    """
     rows: list[Row] = []
     files: dict[tuple[object, ...], str] = {}
     for path in paths:
@@ -118,20 +122,21 @@ def load_visits(
         rows += own
         files |= {(cell_key(row), row.visit): _relative(path) for row in own}
     visits, problems = [], []
-    for key, of_cell in latest_visits(rows).items():
+    for key, of_cell in all_visits(rows).items():
         name = " ".join(str(part) for part in key if part)
-        wrong = [row.config for row in of_cell if row.skipped_reason.startswith("wrong")]
-        if wrong:
-            problems.append(f"{name}: wrong results of {', '.join(wrong)}")
-        timed = [row for row in of_cell if row.median_us is not None]
-        why = disagreement(of_cell)
-        if not timed:
-            continue
-        if why and not (unchecked and all(row.again_us is None for row in timed)):
-            if not without_unsteady:
+        for visit in of_cell:
+            wrong = [row.config for row in visit if row.skipped_reason.startswith("wrong")]
+            if wrong:
+                problems.append(f"{name}: wrong results of {', '.join(wrong)}")
+            timed = [row for row in visit if row.median_us is not None]
+            why = disagreement(visit)
+            if timed and why and not (unchecked and all(row.again_us is None for row in timed)):
+                if without_unsteady:
+                    continue  # with the one before
                 problems.append(f"{name}: {why}")
-            continue
-        visits.append(Visit(timed, files[key, timed[0].visit]))
+            elif timed:
+                visits.append(Visit(timed, files[key, timed[0].visit]))
+            break
     counts = {row.sm_count for visit in visits for row in visit.rows}
     if len(counts) > 1:
         problems.append(f"rows come from GPUs with {sorted(map(str, counts))} SMs")

@@ -439,6 +439,15 @@ def test_unsteady_cells_can_be_left_out(tmp_path: Path) -> None:
     assert visit.rows[0].num_tokens == 16
 
 
+def test_of_a_cell_the_last_visit_that_agrees_with_itself_counts(tmp_path: Path) -> None:
+    first, second = (rows_of(CELL, BF16, visit=f"2026-12-01T0{hour}:00:00Z") for hour in (1, 2))
+    third = rows_of(CELL, BF16, visit="2026-12-01T03:00:00Z")
+    third[0] = replace(third[0], again_us=2 * (third[0].median_us or 0))
+    path = write_rows(tmp_path / "rows.jsonl", [*second, *third, *first])
+    [visit] = load_visits([path], without_unsteady=True)
+    assert {row.visit for row in visit.rows} == {second[0].visit}
+
+
 def test_kernels_that_are_not_compiled_are_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

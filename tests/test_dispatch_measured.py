@@ -85,6 +85,21 @@ def test_a_choice_that_was_not_timed_is_estimated():
     assert table.layer(1024, 128, 4096, 1536, 132, ALL).choice in NAMES
 
 
+def test_a_choice_that_was_not_timed_is_no_better_than_what_was():
+    # By estimates alone the middle one would be several times as fast as the others.
+    costs = dict.fromkeys(NAMES, USUAL) | {MIDDLE: tuple(0.2 * cost for cost in USUAL)}
+    table = Measured(
+        "fp8",
+        "promoted",
+        choices=NAMES,
+        costs=costs,
+        problems="128 4096 1536 1024 100.0 0 - 10",
+        where="rows.jsonl",
+    )
+    assert table.layer(1024, 128, 4096, 1536, 132, ALL).choice == NARROW
+    assert table.layer(1024, 8, 512, 1536, 132, ALL).choice == MIDDLE  # unlike what was measured
+
+
 def test_both_gemms_of_a_layer_get_one_kernel():
     draw = random.Random(0)
     lines = []

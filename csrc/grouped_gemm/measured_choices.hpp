@@ -258,16 +258,17 @@ class MeasuredChoices {
         ++timed;
       }
     }
+    double const mean = sum / timed;
     double const best = *std::min_element(problem.times.begin(), problem.times.end(), less);
     for (std::size_t index = 0; index < choices_.size(); ++index) {
-      // What was not timed is taken to be no better than what was.
-      double const off = std::log(kUntimed * best / times[index]);
-      if (std::isnan(point.off[index]) && off > sum / timed) {
-        point.off[index] = static_cast<float>(off);
+      float& off = point.off[index];
+      // What was not timed is taken to be no better than what was, however far off its estimate.
+      double const least = std::log(kUntimed * best / times[index]);
+      if (std::isnan(off) && least > mean) {
+        off = static_cast<float>(least - mean);
+      } else {
+        off = static_cast<float>(std::clamp(off - mean, -kMostCorrection, kMostCorrection));
       }
-    }
-    for (float& off : point.off) {
-      off = static_cast<float>(std::clamp(off - sum / timed, -kMostCorrection, kMostCorrection));
     }
     points_.push_back(std::move(point));
     Layer const layer{problem.sizes.hidden, problem.sizes.intermediate};

@@ -28,20 +28,30 @@ def said(
     workspace: Tensor | None,
 ) -> dict[str, Any]:
     """Collect what differs from the defaults: each keyword costs an op's caller up to 0.4 us."""
-    optional = (
-        ("w13_scale", w13_scale),
-        ("w2_scale", w2_scale),
-        ("a1_scale", a1_scale),
-        ("a2_scale", a2_scale),
-        ("w13_bias", w13_bias),
-        ("w2_bias", w2_bias),
-        ("alpha", alpha),
-        ("limit", limit),
-        ("expert_map", expert_map),
-        ("addend", addend),
-        ("workspace", workspace),
-    )
-    options: dict[str, Any] = {name: value for name, value in optional if value is not None}
+    options: dict[str, Any] = {}
+    # One by one: a loop over names and values takes three times as long.
+    if w13_scale is not None:
+        options["w13_scale"] = w13_scale
+    if w2_scale is not None:
+        options["w2_scale"] = w2_scale
+    if a1_scale is not None:
+        options["a1_scale"] = a1_scale
+    if a2_scale is not None:
+        options["a2_scale"] = a2_scale
+    if w13_bias is not None:
+        options["w13_bias"] = w13_bias
+    if w2_bias is not None:
+        options["w2_bias"] = w2_bias
+    if alpha is not None:
+        options["alpha"] = alpha
+    if limit is not None:
+        options["limit"] = limit
+    if expert_map is not None:
+        options["expert_map"] = expert_map
+    if addend is not None:
+        options["addend"] = addend
+    if workspace is not None:
+        options["workspace"] = workspace
     if activation != "swiglu":
         options["activation"] = activation
     if gate_up_layout != "concatenated":
