@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--write", action="store_true")
     add("--into", type=Path, default=PACKAGE, help="the folder of the modules: the package's")
     add("--unchecked", action="store_true", help="take cells without clocks and second timings too")
-    add("--without-unsteady", action="store_true", help="leave cells that disagree out, not refuse")
+    add("--without-unsteady", action="store_true", help="take the visit before one that disagrees")
     add("--leave-one-out", action="store_true")
     return parser
 
