@@ -53,11 +53,12 @@ def test_few_rows_leave_large_places(scale, num_tokens):
 @scales
 def test_half_of_the_experts_have_large_tiles_from_some_rows_on(scale):
     sizes = {}
-    for rows in (4, 8, 16, 32):
+    for rows in (1, 4, 8, 16, 32):
         configs = choose(NUM_EXPERTS // 2, rows * NUM_EXPERTS, scale)
         sizes[rows] = [(c.tile_weights, c.tile_tokens) for c in configs]
     large = (128, 128)
     assert large not in sizes[4]
+    assert sizes[1] == [(64, 16), (64, 32)] * 2
     assert sizes[8][1::2] == [large] * 2 != sizes[8][::2]
     assert sizes[16] == [large] * 4
     few_experts = choose(4, 16 * 8, scale, (2048, 768, 8))
