@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from typing import ClassVar
 
 import moe_ext
 import pytest
 import torch
 from moe_ext.precision import ExpertBank, fused_moe_mixed
 from support.bank import BASE, PLANS, layer_of
+from support.fused_moe import Sizes, random_layer
 
 numpy = pytest.importorskip("numpy")
 ONES, INTS = torch.ones(3, 8, dtype=torch.bfloat16), torch.ones(3, dtype=torch.int32)
@@ -97,6 +99,24 @@ def test_what_is_no_tensor(op, argument, value):
             {"n_segments": 1.0},
             "`n_segments` must be a whole number of 64 bits, got 1.0",
         ),
+        (
+            "fused_moe",
+            {"first_expert": 2**70},
+            f"`first_expert` must be a whole number of 64 bits, got {2**70}",
+        ),
+        ("fused_moe", {"limit": 10**400}, "`limit` must be a number or None, got int"),
+        *(
+            (
+                "fused_moe",
+                {name: numpy.array([1, 2])},
+                f"`{name}` must be {kind}, got array([1, 2])",
+            )
+            for name, kind in (
+                ("activation", "a str"),
+                ("first_expert", "a whole number of 64 bits"),
+                ("routed_scale", "a number"),
+            )
+        ),
         ("fused_moe", {"alpha": "1"}, "`alpha` must be a number or None, got '1'"),
         ("grouped_gemm", {"config": 3}, "`config` must be a str or None, got 3"),
         (
@@ -142,3 +162,29 @@ def test_other_errors_pass(monkeypatch):
     monkeypatch.setattr(module, "_OP", fail)
     with pytest.raises(RuntimeError, match=r"^moe_ext: the driver must be"):
         moe_ext.sort_tokens(INTS[:, None], 4)
+
+
+@pytest.mark.parametrize("options", [{"routed_scale": 10**20}, {"limit": 2**64}, {"limit": 3}])
+def test_whole_numbers_for_numbers(options):
+    layer = random_layer("bf16", "swiglu", Sizes(5, 3, 2, 64, 32), "cpu", 1)
+    (name, value), *_ = options.items()
+    expected = moe_ext.fused_moe(**layer, **{name: float(value)})
+    assert torch.equal(moe_ext.fused_moe(**layer, **options), expected)
+
+
+def test_a_banks_weights_have_a_say():
+    class Subclass(torch.Tensor):
+        seen: ClassVar[list[str]] = []
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            cls.seen.append(str(func))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    experts, inputs, _ = layer_of()
+    bank = ExpertBank.from_experts(PLANS["all four"], bf16=experts)
+    own = bank.w13_bf16.data.as_subclass(Subclass)
+    bank.w13_bf16 = torch.nn.Parameter(own, requires_grad=False)
+    Subclass.seen.clear()
+    fused_moe_mixed(inputs[0], bank, *inputs[1:])
+    assert Subclass.seen[0].startswith("moe_ext.fused_moe_mixed")

@@ -98,6 +98,13 @@ def test_in_a_transformation(run):
 
 
 @torch.no_grad()
+def test_a_profiler_sees_the_op(layer):
+    with torch.profiler.profile() as profile:
+        moe_ext.fused_moe(**layer)
+    assert "moe_ext::fused_moe" in {event.key for event in profile.key_averages()}
+
+
+@torch.no_grad()
 def test_a_mode_sees_the_op(layer):
     with Watching() as watching:
         moe_ext.fused_moe(**layer)

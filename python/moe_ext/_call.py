@@ -23,12 +23,13 @@ _PLAIN_TYPES = frozenset((Tensor, Parameter))  # not fake ones, nor any other wh
 _TYPES = {
     "Tensor": _PLAIN_TYPES,
     "int": frozenset((int,)),
-    "float": frozenset((float, int)),
+    "float": frozenset((float,)),  # an int torch makes one, or refuses
     "bool": frozenset((bool,)),
     "str": frozenset((str,)),
     "ScalarType": frozenset((torch.dtype,)),
 }
 """By torch's names for the kinds of arguments that the ops have; no others go past it."""
+_END_OF_INT64 = 2**63
 _NONE = frozenset((type(None),))
 _BACKEND_SELECT = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
 # What the dispatcher looks at besides a call's tensors where nothing is traced, faked, transformed
@@ -45,8 +46,9 @@ _EAGER_KEYS = frozenset(
 def goes_straight(*tensors: object) -> bool:
     """Whether nobody but an op's implementation has to know of a call with these tensors.
 
-    So it is without gradients (grad mode is off), in eager mode, in no mode of torch's. Other
-    tensors of the call are the implementation's matter: the ops that it calls come to torch.
+    So it is without gradients (grad mode is off), in eager mode, in no mode of torch's and under no
+    profiler. Other tensors of the call are the implementation's matter: the ops that it calls come
+    to torch.
     """
     return (
         not torch.compiler.is_compiling()  # first: the compiler looks no further
@@ -54,6 +56,7 @@ def goes_straight(*tensors: object) -> bool:
         and forward_ad._current_level < 0
         and _PLAIN_TYPES.issuperset(map(type, tensors))
         and not torch._C._is_torch_function_mode_enabled()
+        and not torch._C._autograd._profiler_enabled()
         and torch._C._dispatch_tls_local_include_set().raw_repr() in _EAGER_KEYS
     )
 
@@ -74,6 +77,8 @@ def _are_plain(op: Any, options: Mapping[str, Any]) -> bool:
     kinds = _kinds(op)
     for name, value in options.items():
         if name not in kinds or type(value) not in kinds[name]:
+            return False
+        if type(value) is int and not -_END_OF_INT64 <= value < _END_OF_INT64:
             return False
     return True
 
@@ -109,7 +114,7 @@ def call_straight(
     if goes_straight(*tensors) and _are_plain(op, options):
         try:
             result = run(*operands, **options)
-        except (RuntimeError, TypeError):
+        except (OverflowError, RuntimeError, TypeError):
             pass  # again, by the op, which says what is wrong in torch's words
         else:
             for tensor in written:

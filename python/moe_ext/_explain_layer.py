@@ -163,6 +163,8 @@ def explain_fused_moe(
         RuntimeError: `measure_on` is given and the kernels cannot run there, as the ops say it.
 
     Notes:
+        Tensors are taken as contiguous, as `supports` takes them: sizes whose rows begin at
+        multiples of 16 bytes only after `pad_rows` are refused.
         Host only but with `measure_on`, which allocates 2 to 64 copies of the weights, as many as
         it takes for those that a call reads to exceed L2 four times, and synchronises.
 

@@ -52,17 +52,18 @@ def said(
         options["addend"] = addend
     if workspace is not None:
         options["workspace"] = workspace
-    if activation != "swiglu":
+    # Comparisons of what is of another kind, such as arrays, may be neither true nor false.
+    if not isinstance(activation, str) or activation != "swiglu":
         options["activation"] = activation
-    if gate_up_layout != "concatenated":
+    if not isinstance(gate_up_layout, str) or gate_up_layout != "concatenated":
         options["gate_up_layout"] = gate_up_layout
     if apply_router_weight_on_input is not False:
         options["apply_router_weight_on_input"] = apply_router_weight_on_input
-    if first_expert != 0 or not isinstance(first_expert, int):
+    if not isinstance(first_expert, int) or first_expert != 0:
         options["first_expert"] = first_expert
-    if routed_scale != 1:
+    if not isinstance(routed_scale, (float, int)) or routed_scale != 1:
         options["routed_scale"] = routed_scale
-    if accumulate != "promoted":
+    if not isinstance(accumulate, str) or accumulate != "promoted":
         options["accumulate"] = accumulate
     if batch_invariant is not False:
         options["batch_invariant"] = batch_invariant

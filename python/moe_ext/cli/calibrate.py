@@ -33,7 +33,9 @@ def calibrate(
     ] = "block",
     min_rows: Annotated[
         int,
-        typer.Option(min=1, help="Experts with fewer rows are judged from weights alone."),
+        typer.Option(
+            min=1, max=2**31, help="Experts with fewer rows are judged from weights alone."
+        ),
     ] = 32,
     activation: Annotated[
         str | None, typer.Option(help="Of the experts, if not what config.json says.")

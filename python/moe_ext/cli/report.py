@@ -25,7 +25,7 @@ def report(
         Path | None,
         typer.Option(parser=file_to_write, metavar="PATH", help="Picture to write, *.png."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Of a call, for times.")] = 16,
+    tokens: Annotated[int, typer.Option(min=1, max=2**31, help="Of a call, for times.")] = 16,
     top: Annotated[int, typer.Option(min=0, help="How many stages of experts to list.")] = 20,
 ) -> None:
     """Show errors by layer, expert and stage, bytes, and times, before and after a plan."""

@@ -119,7 +119,8 @@ class Router:
             ) from None
         counts = [config[name] for name in _TOP_K if is_int(config.get(name))]
         if not counts:
-            raise ValueError(f"{op}: {CONFIG} must say {quoted(_TOP_K[0])}, an int, got none")
+            got = next((shown(config[name]) for name in _TOP_K if name in config), "none")
+            raise ValueError(f"{op}: {CONFIG} must say {quoted(_TOP_K[0])}, an int, got {got}")
         self._top_k = counts[0]
         base = f"{layer.rpartition('.')[0]}.{family.router}"
         if f"{base}.weight" not in checkpoint.entries:

@@ -88,7 +88,8 @@ def fused_moe_mixed(
         if value != default:
             options[name] = value
     operands = (hidden_states, topk_weights, topk_ids, *layer[: len(OPERANDS)])
-    inputs = operands[:3]
+    weights = [operand for operand in operands[3:-1] if operand is not None]  # the last is a number
+    tensors = (*operands[:3], *weights)
     if out is not None:
         options["out"] = out
         call_straight(
@@ -96,13 +97,13 @@ def fused_moe_mixed(
             run_fused_moe_mixed_out,
             operands,
             options,
-            tensors=(*inputs, out),
+            tensors=(*tensors, out),
             written=(workspace, out),
         )
         return out
     op = _OP if workspace is None else _WORKSPACE_OP
     result: Tensor = call_straight(
-        op, run_fused_moe_mixed, operands, options, tensors=inputs, written=(workspace,)
+        op, run_fused_moe_mixed, operands, options, tensors=tensors, written=(workspace,)
     )
     return result
 
