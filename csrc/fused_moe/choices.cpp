@@ -5,7 +5,6 @@
 #include <bit>
 #include <map>
 #include <memory>
-#include <stdexcept>
 
 #include "common/check.hpp"
 #include "common/memo.hpp"

@@ -37,7 +37,7 @@ struct Choice {
 
 /// How Python chooses for problems that differ in their number of slots alone.
 struct Rule {
-  std::int64_t table;    // a number that `teach` was told
+  std::int64_t table;    // a number that fused_moe_teach was told
   std::int64_t allowed;  // a bit for each of its choices
 };
 

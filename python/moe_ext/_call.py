@@ -20,16 +20,18 @@ from moe_ext._autograd import count_write
 from moe_ext._words import check_kinds
 
 _PLAIN_TYPES = frozenset((Tensor, Parameter))  # not fake ones, nor any other whose class has a say
+_INT = frozenset((int,))
+_INT64 = range(-(2**63), 2**63)
 _TYPES = {
     "Tensor": _PLAIN_TYPES,
-    "int": frozenset((int,)),
+    "int": _INT,
     "float": frozenset((float,)),  # an int torch makes one, or refuses
     "bool": frozenset((bool,)),
     "str": frozenset((str,)),
     "ScalarType": frozenset((torch.dtype,)),
 }
 """By torch's names for the kinds of arguments that the ops have; no others go past it."""
-_END_OF_INT64 = 2**63
+_NO_TYPE = frozenset[type]()
 _NONE = frozenset((type(None),))
 _BACKEND_SELECT = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
 # What the dispatcher looks at besides a call's tensors where nothing is traced, faked, transformed
@@ -43,21 +45,20 @@ _EAGER_KEYS = frozenset(
 )
 
 
-def goes_straight(*tensors: object) -> bool:
-    """Whether nobody but an op's implementation has to know of a call with these tensors.
+def goes_straight(op: Any, operands: Sequence[object], options: Mapping[str, object]) -> bool:
+    """Whether nobody but an op's implementation has to know of a call.
 
     So it is without gradients (grad mode is off), in eager mode, in no mode of torch's and under no
-    profiler. Other tensors of the call are the implementation's matter: the ops that it calls come
-    to torch.
+    profiler, with plain tensors and other arguments that torch would hand on as they are.
     """
     return (
         not torch.compiler.is_compiling()  # first: the compiler looks no further
         and not torch.is_grad_enabled()
         and forward_ad._current_level < 0
-        and _PLAIN_TYPES.issuperset(map(type, tensors))
         and not torch._C._is_torch_function_mode_enabled()
         and not torch._C._autograd._profiler_enabled()
         and torch._C._dispatch_tls_local_include_set().raw_repr() in _EAGER_KEYS
+        and _are_plain(op, operands, options)
     )
 
 
@@ -67,18 +68,19 @@ def _kinds(op: Any) -> dict[str, frozenset[type]]:
     kinds = {}
     for argument in op._schema.arguments:
         declared = str(argument.real_type)
-        types = _TYPES.get(declared.removeprefix("Optional[").removesuffix("]"))
-        if types is not None:
-            kinds[argument.name] = types | _NONE if declared.startswith("Optional") else types
+        types = _TYPES.get(declared.removeprefix("Optional[").removesuffix("]"), _NO_TYPE)
+        kinds[argument.name] = types | _NONE if declared.startswith("Optional") else types
     return kinds
 
 
-def _are_plain(op: Any, options: Mapping[str, Any]) -> bool:
+def _are_plain(op: Any, operands: Sequence[object], options: Mapping[str, object]) -> bool:
     kinds = _kinds(op)
-    for name, value in options.items():
-        if name not in kinds or type(value) not in kinds[name]:
+    for value, types in zip(operands, kinds.values(), strict=False):  # options follow
+        if type(value) not in types or (types is _INT and value not in _INT64):
             return False
-        if type(value) is int and not -_END_OF_INT64 <= value < _END_OF_INT64:
+    for name, value in options.items():
+        types = kinds.get(name, _NO_TYPE)
+        if type(value) not in types or (types is _INT and value not in _INT64):
             return False
     return True
 
@@ -98,7 +100,6 @@ def call_straight(
     operands: Sequence[Any],
     options: Mapping[str, Any],
     *,
-    tensors: Sequence[object],
     written: Sequence[Tensor | None] = (),
 ) -> Any:
     """Call an op, or what it would run where that is the same.
@@ -108,10 +109,9 @@ def call_straight(
         run: its implementation, which takes them too.
         operands: of the call.
         options: of the call, by name.
-        tensors: those of the operands that must be tensors.
         written: tensors that the call writes.
     """
-    if goes_straight(*tensors) and _are_plain(op, options):
+    if goes_straight(op, operands, options):
         try:
             result = run(*operands, **options)
         except (OverflowError, RuntimeError, TypeError):

@@ -110,17 +110,9 @@ class Measured:
     @functools.cached_property
     def finder(self) -> MeasuredChoices:
         """Make what finds the best of `compiled`."""
-        known = config_indices()
-        kept = [self.choices.index(choice) for choice in self.compiled]
-        radius, shrink = self._limits
+        choices, costs, problems = self._parts()
         return planner().MeasuredChoices(  # type: ignore[no-any-return]
-            [_both(choice, known) for choice in self.compiled],
-            {known[name]: costs for name, costs in self.costs.items() if name in known},
-            self.common,
-            [(_sizes(own), [own.times_us[index] for index in kept]) for own in self.problems],
-            self.sm_count,
-            radius,
-            shrink,
+            choices, costs, self.common, problems, *self.limits
         )
 
     def taught(self) -> tuple[list[int], list[int], list[float], list[float], list[float]]:
@@ -129,19 +121,29 @@ class Measured:
         All flat: two kernels for each choice, as many costs for each kernel, four sizes and a time
         for each choice of a problem.
         """
+        choices, costs, problems = self._parts()
+        return (
+            [index for both in choices for index in both],
+            list(costs),
+            [cost for own in costs.values() for cost in own],
+            list(self.common),
+            [float(number) for sizes, times in problems for number in (*sizes, *times)],
+        )
+
+    def _parts(
+        self,
+    ) -> tuple[
+        list[tuple[int, int]],
+        dict[int, Costs],
+        list[tuple[tuple[float, float, float, float], list[float]]],
+    ]:
+        """Return the kernels of every choice, their costs, and sizes and times of problems."""
         known = config_indices()
         kept = [self.choices.index(choice) for choice in self.compiled]
-        costly = [name for name in self.costs if name in known]
         return (
-            [index for choice in self.compiled for index in _both(choice, known)],
-            [known[name] for name in costly],
-            [cost for name in costly for cost in self.costs[name]],
-            list(self.common),
-            [
-                float(number)
-                for own in self.problems
-                for number in (*_sizes(own), *(own.times_us[index] for index in kept))
-            ],
+            [_both(choice, known) for choice in self.compiled],
+            {known[name]: costs for name, costs in self.costs.items() if name in known},
+            [(_sizes(own), [own.times_us[index] for index in kept]) for own in self.problems],
         )
 
     @property

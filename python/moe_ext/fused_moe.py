@@ -167,9 +167,7 @@ def fused_moe(
     )
     op = _OP if workspace is None else _WORKSPACE_OP
     operands = (hidden_states, w13, w2, topk_weights, topk_ids)
-    result: Tensor = call_straight(
-        op, run_fused_moe, operands, options, tensors=operands, written=(workspace,)
-    )
+    result: Tensor = call_straight(op, run_fused_moe, operands, options, written=(workspace,))
     return result
 
 
@@ -263,7 +261,6 @@ def fused_moe_out(
         run_fused_moe_out,
         operands,
         options,
-        tensors=(*operands, out),
         written=(workspace, out),
     )
 

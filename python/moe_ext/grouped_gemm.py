@@ -104,7 +104,7 @@ def grouped_gemm(
     if scale_b_offset is not NO_OFFSET:
         options["scale_b_offset"] = scale_b_offset
     operands = (a, b, offs)
-    result: Tensor = call_straight(_OP, run_grouped_gemm, operands, options, tensors=operands)
+    result: Tensor = call_straight(_OP, run_grouped_gemm, operands, options)
     return result
 
 
@@ -171,7 +171,6 @@ def grouped_gemm_out(
         run_grouped_gemm_out,
         operands,
         options,
-        tensors=(*operands, out),
         written=(out,),
     )
 

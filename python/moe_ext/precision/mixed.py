@@ -88,8 +88,6 @@ def fused_moe_mixed(
         if value != default:
             options[name] = value
     operands = (hidden_states, topk_weights, topk_ids, *layer[: len(OPERANDS)])
-    weights = [operand for operand in operands[3:-1] if operand is not None]  # the last is a number
-    tensors = (*operands[:3], *weights)
     if out is not None:
         options["out"] = out
         call_straight(
@@ -97,14 +95,11 @@ def fused_moe_mixed(
             run_fused_moe_mixed_out,
             operands,
             options,
-            tensors=(*tensors, out),
             written=(workspace, out),
         )
         return out
     op = _OP if workspace is None else _WORKSPACE_OP
-    result: Tensor = call_straight(
-        op, run_fused_moe_mixed, operands, options, tensors=tensors, written=(workspace,)
-    )
+    result: Tensor = call_straight(op, run_fused_moe_mixed, operands, options, written=(workspace,))
     return result
 
 
